@@ -1,0 +1,165 @@
+"""An output is whole or absent, replaces nothing unasked, and leaves nothing behind."""
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from tqtool import files
+from tqtool.errors import InputError, OutputError, TqError, UsageError
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def refusal(error: type[TqError], code: str, path: Path, *, force: bool = False) -> TqError:
+    with pytest.raises(error) as caught, files.write_atomically(path, force=force) as file:
+        file.write(b"new")
+    assert caught.value.code == code
+    assert str(caught.value).startswith(str(path))
+    return caught.value
+
+
+def test_appears_only_at_the_end(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with files.write_atomically(target) as file:
+        file.write(b"whole")
+        assert not target.exists()
+    assert target.read_bytes() == b"whole"
+    assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("unnamed", [True, False])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_failure_leaves_nothing(
+    tmp_path: Path, error: type[BaseException], unnamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not unnamed:
+        monkeypatch.setattr(files, "_PROC_FD", "/nonexistent")
+    with pytest.raises(error), files.write_atomically(tmp_path / "out") as file:  # noqa: PT012
+        file.write(b"half")
+        raise error
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_every_way_of_publishing(
+    tmp_path: Path, links: bool, unnamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without unnamed files, and on a file system without hard links, the promise is the same."""
+    if not unnamed:
+        monkeypatch.setattr(files, "_PROC_FD", "/nonexistent")
+    if not links and not unnamed:
+
+        def no_links(*_: object, **__: object) -> None:
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", no_links)
+    target = tmp_path / "out"
+    for content, force in ((b"one", False), (b"two", True)):
+        with files.write_atomically(target, force=force) as file:
+            file.write(content)
+        assert target.read_bytes() == content
+    refusal(OutputError, "exists", target)
+    assert names(tmp_path) == ["out"]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert target.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_the_slower_of_two_writers_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with pytest.raises(OutputError) as caught, files.write_atomically(target) as file:  # noqa: PT012
+        file.write(b"slow")
+        target.write_bytes(b"fast")
+    assert caught.value.code == "exists"
+    assert target.read_bytes() == b"fast"
+    assert names(tmp_path) == ["out"]
+
+
+def test_one_of_many_writers_wins(tmp_path: Path) -> None:
+    target, refused = tmp_path / "out", []
+    gate = threading.Barrier(8)
+
+    def write(index: int) -> None:
+        gate.wait()
+        try:
+            with files.write_atomically(target) as file:
+                file.write(bytes([index]) * 1000)
+        except OutputError as error:
+            refused.append(error.code)
+
+    threads = [threading.Thread(target=write, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert refused == ["exists"] * 7
+    assert len(set(target.read_bytes())) == 1
+    assert names(tmp_path) == ["out"]
+
+
+def test_refusals_before_any_work(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    target.write_bytes(b"old")
+    assert refusal(OutputError, "exists", target).hint == "add --force to replace it"
+    assert "no such directory" in str(refusal(OutputError, "write", tmp_path / "absent" / "out"))
+    assert "is a directory" in str(refusal(OutputError, "write", tmp_path, force=True))
+    os.mkfifo(tmp_path / "fifo")
+    assert "regular file" in str(refusal(OutputError, "write", tmp_path / "fifo", force=True))
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    refusal(OutputError, "exists", tmp_path / "dangling")
+    assert target.read_bytes() == b"old"
+    with pytest.raises(OutputError, match=r"No space left on device \(needs "):
+        files.check_space(tmp_path / "big", 1 << 60)
+
+
+def test_force_through_a_link_replaces_the_file_it_names(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("real")
+    with files.write_atomically(tmp_path / "link", force=True) as file:
+        file.write(b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"new"
+
+
+def test_output_that_is_the_input(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"x")
+    (tmp_path / "alias").hardlink_to(tmp_path / "in")
+    with pytest.raises(UsageError) as caught:
+        files.check_not_input(tmp_path / "alias", ["-", str(tmp_path / "in")])
+    assert (caught.value.code, caught.value.status) == ("same-file", 2)
+
+
+def test_inputs_are_named_when_they_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "kv.npy").write_bytes(b"x")
+    (tmp_path / "empty").touch()
+    cases = {"kc.npy": "not-found", "": "is-directory", "empty": "empty-file", "nul\0": "unreadable"}
+    for name, code in cases.items():
+        with pytest.raises(InputError) as caught:
+            files.open_input(f"{tmp_path}/{name}")
+        assert caught.value.code == code
+        if code == "not-found":
+            assert caught.value.hint == f"did you mean {tmp_path / 'kv.npy'}?"
+
+
+def test_a_pipe_becomes_seekable() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"through a pipe")
+    os.close(writing)
+    with files.open_input(f"/dev/fd/{reading}") as file:
+        assert file.read() == b"through a pipe"
+        file.seek(0)
+        assert file.read(7) == b"through"
+    os.close(reading)
+
+
+def test_sizes_as_people_read_them() -> None:
+    sizes = (0, 1023, 1024, 66 << 20, (1 << 30) - 1, 3 << 39)
+    assert [files.binary_size(size) for size in sizes] == [
+        "0 bytes", "1023 bytes", "1 KiB", "66 MiB", "1 GiB", "1.5 TiB"
+    ]  # fmt: skip
