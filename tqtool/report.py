@@ -1,20 +1,13 @@
 """The Report: everything one `validate` run measured, as values and without text layout.
 
-Every output (terminal, TSV, JSON, Markdown, JUnit, HTML) is a pure function of this value, and
-`report_to_json` / `report_from_json` are exact inverses. A float that could not be measured is NaN here and
+Every output (terminal, TSV, JSON, Markdown, JUnit, HTML) is a pure function of this value. A float that could not be measured is NaN here and
 `null` in JSON, and the value that holds it says why in its `reason`; nothing is ever infinite. Only `run`
 differs between two runs with the same inputs and options.
 """
 
-import json
-import math
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Any, Literal, cast
-
-from tqtool.errors import InputError
+from dataclasses import dataclass
+from typing import Literal
 
 SCHEMA = "tqtool.validate/1"  # keys are only ever added within one number
 METRIC_VERSION = 1  # raised when a formula changes and figures stop being comparable
@@ -304,77 +297,3 @@ class Report:
     run: Mapping[str, str]  # started, seconds, threads: the only part that differs between runs
     schema: str = SCHEMA
     metric_version: int = METRIC_VERSION
-
-
-def report_to_json(report: Report) -> str:
-    """Return the report as JSON text, keys in the order of the dataclasses, NaN as null."""
-    return json.dumps(to_plain(report), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
-
-
-def report_from_json(text: str, path: str = "report") -> Report:
-    """Return the report that `report_to_json` wrote; keys it does not know are ignored.
-
-    Raises InputError (code `report`) for anything that is not such a report.
-    """
-    try:
-        plain = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON: {error}", code="report", path=path) from error
-    schema = plain.get("schema") if isinstance(plain, dict) else None
-    if schema != SCHEMA:
-        raise InputError(f"{path}: schema is {schema!r}, expected {SCHEMA!r}", code="report", path=path)
-    try:
-        return cast(Report, _from_plain(Report, plain, "report"))
-    except ValueError as error:
-        raise InputError(f"{path}: {error}", code="report", path=path) from error
-
-
-def to_plain(value: Any) -> Any:
-    """Return dataclasses, mappings and tuples as the dicts and lists of JSON, NaN as None."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: to_plain(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return [to_plain(item) for item in value]
-    if isinstance(value, float):
-        assert not math.isinf(value)
-        return None if math.isnan(value) else value
-    return value
-
-
-def _from_plain(kind: Any, value: Any, where: str) -> Any:
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if is_dataclass(kind) and isinstance(kind, type):
-        if not isinstance(value, dict):
-            raise ValueError(f"{where}: expected an object")
-        hints = typing.get_type_hints(kind)
-        known = {}
-        for f in fields(kind):
-            if f.name in value:
-                known[f.name] = _from_plain(hints[f.name], value[f.name], f"{where}.{f.name}")
-            elif f.default is MISSING:  # a key added later has a default, so older reports stay readable
-                raise ValueError(f"{where}: {f.name!r} is missing")
-        return kind(**known)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise ValueError(f"{where}: expected a list")
-        return tuple(_from_plain(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if origin is Mapping:
-        if not isinstance(value, dict):
-            raise ValueError(f"{where}: expected an object")
-        return {key: _from_plain(args[1], item, f"{where}.{key}") for key, item in value.items()}
-    if origin is types.UnionType:  # X | None; never float | None, whose null would be NaN
-        return None if value is None else _from_plain(args[0], value, where)
-    if origin is Literal:
-        if value not in args:
-            raise ValueError(f"{where}: {value!r} is none of {', '.join(map(str, args))}")
-        return value
-    if kind is float:
-        if value is None:
-            return math.nan
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value)
-    elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-        return value
-    raise ValueError(f"{where}: expected {kind.__name__}, found {value!r}")
