@@ -26,7 +26,6 @@ from tqtool.report import (
 )
 from tqtool.report_json import report_from_json, report_to_json
 
-
 FLOATS = st.one_of(st.floats(allow_infinity=False), st.sampled_from([0.1, 1e-300, math.nan]))
 st.register_type_strategy(float, FLOATS)
 st.register_type_strategy(

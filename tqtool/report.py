@@ -1,8 +1,8 @@
 """The Report: everything one `validate` run measured, as values and without text layout.
 
-Every output (terminal, TSV, JSON, Markdown, JUnit, HTML) is a pure function of this value. A float that could not be measured is NaN here and
-`null` in JSON, and the value that holds it says why in its `reason`; nothing is ever infinite. Only `run`
-differs between two runs with the same inputs and options.
+Every output (terminal, TSV, JSON, Markdown, JUnit, HTML) is a pure function of this value. A float that could
+not be measured is NaN, and the value that holds it says why in its `reason`; nothing is ever infinite. Only
+`run` differs between two runs with the same inputs and options.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """The Report as JSON: `report_to_json` and `report_from_json` are exact inverses.
 
-The keys are the field names of the dataclasses, in their order. NaN is written as null, and null in the place of
-a float is read as NaN.
+The keys are the field names of the dataclasses, in their order. NaN is written as null, and null in the place
+of a float is read as NaN.
 """
 
 import json
