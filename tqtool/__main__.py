@@ -1,0 +1,5 @@
+"""`python -m tqtool`."""
+
+from tqtool.cli import main
+
+main()

@@ -1,0 +1,123 @@
+"""The Typer application, its global options, and the boundary where errors become lines and exit statuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from tqtool import __version__
+from tqtool.cli import output
+from tqtool.cli.output import Color, Settings
+from tqtool.errors import TqError
+
+app = typer.Typer(
+    name="tqtool",
+    help="Codebooks, codec and validation for TurboQuant KV-cache compression.",
+    epilog="Global options may stand before or after the command. Try: tqtool validate",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+GLOBAL_FLAGS = {"-q", "--quiet", "-v", "-vv", "--verbose", "--no-progress"}
+GLOBAL_VALUES = {"--threads", "--color"}
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        output.answer(f"tqtool {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Threads; all cores unless given.", show_default=False),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No notes on stderr.")] = False,
+    verbose: Annotated[
+        int,
+        typer.Option("-v", "--verbose", count=True, help="More notes; twice: traceback on error.", show_default=False),
+    ] = 0,
+    color: Annotated[Color, typer.Option(help="Colour the output.")] = "auto",
+    no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress bars.")] = False,
+    version: Annotated[
+        bool, typer.Option("-V", "--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    output.configure(Settings(threads, quiet, verbose, color, not no_progress))
+
+
+def _register_commands() -> None:
+    from tqtool.cli import memory
+
+    for part in (memory,):
+        part.register(app)
+
+
+_register_commands()
+
+
+def hoist_global_options(arguments: list[str]) -> list[str]:
+    """Return the arguments with the global options moved to the front, where Typer looks for them."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    front: list[str] = []
+    rest: list[str] = []
+    remaining = iter(arguments[:end])
+    for argument in remaining:
+        if argument in GLOBAL_FLAGS or argument.partition("=")[0] in GLOBAL_VALUES:
+            front.append(argument)
+            if argument in GLOBAL_VALUES:
+                front.extend([value] if (value := next(remaining, None)) is not None else [])
+        else:
+            rest.append(argument)
+    return front + rest + arguments[end:]
+
+
+def main() -> None:
+    """Run the program: the one place where errors become lines and exit statuses."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe ends us with 141
+    arguments = sys.argv[1:]
+    try:
+        result = app(hoist_global_options(arguments), standalone_mode=False)
+        status = result if isinstance(result, int) else 0
+    except TqError as error:
+        if output.settings().verbose > 1:
+            raise
+        status = _fail(error.code, error.status, str(error), error.hint, error.path)
+    except typer.TyperException as error:
+        message = " ".join(error.format_message().split())
+        status = _fail("usage", 2, message, "tqtool --help lists the commands and their options")
+    except (KeyboardInterrupt, typer.Abort):
+        status = 130
+        output.print_error("interrupted", "interrupted; nothing partial was left behind", None)
+    except MemoryError:
+        status = _fail("memory", 6, "not enough memory for this job", "use fewer --threads or a smaller input")
+    except Exception as error:
+        if output.settings().verbose > 1:
+            raise
+        status = _fail("bug", 70, f"{error!r}; please report it with the output of -vv", None)
+    raise SystemExit(status)
+
+
+def _fail(code: str, status: int, message: str, hint: str | None, path: str | None = None) -> int:
+    output.print_error(code, message, hint)
+    if "--json" in sys.argv:
+        document = {
+            "schema": "tqtool.error/1",
+            "code": code,
+            "exit": status,
+            "message": message,
+            "hint": hint,
+            "path": path,
+        }
+        output.answer(json.dumps(document, ensure_ascii=False))
+    return status

@@ -1,0 +1,130 @@
+"""Stored bytes: the one place that knows what a compressed vector, pair and cache occupy.
+
+Pure integers, no NumPy. A vector of `dim` coordinates at `bits` bits is `ceil(dim * bits / 8)` bytes of codes and a
+few bytes of metadata; `UNTOUCHED` (16) bits mean that a side is kept as float16 and has no metadata.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from tqtool.errors import UsageError
+
+Meta = Literal["range", "f32", "bf16"]
+META_BYTES: dict[Meta, int] = {"range": 8, "f32": 4, "bf16": 2}
+UNTOUCHED = 16
+MAX_BITS = 8
+FLOAT32_BYTES = 4
+FLOAT16_BYTES = 2
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    """Return the bytes of `count` codes of `bits` bits, packed densely."""
+    return -(-count * bits // 8)
+
+
+def payload_bytes(dim: int, bits: int) -> int:
+    """Return the bytes of one vector without its metadata."""
+    return FLOAT16_BYTES * dim if bits == UNTOUCHED else packed_bytes(dim, bits)
+
+
+def vector_bytes(dim: int, bits: int, meta: Meta = "range") -> int:
+    """Return the stored bytes of one vector, metadata included."""
+    return payload_bytes(dim, bits) + (0 if bits == UNTOUCHED else META_BYTES[meta])
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KVConfig:
+    """Bits of keys and values: 1 to 8, or 16 for a side that is left untouched. Prints as `K4/V2`."""
+
+    key_bits: int
+    value_bits: int
+
+    def __post_init__(self) -> None:
+        for bits in (self.key_bits, self.value_bits):
+            if bits != UNTOUCHED and not 1 <= bits <= MAX_BITS:
+                raise UsageError(f"{bits} bits: a side has 1 to {MAX_BITS} bits, or 16 for untouched", code="usage")
+
+    @classmethod
+    def parse(cls, text: str) -> KVConfig:
+        """Read `K4/V2`, `K4V2` or `k4v2`; `UsageError` for anything else."""
+        match = re.fullmatch(r"k(\d{1,2})/?v(\d{1,2})", text.strip(), re.IGNORECASE | re.ASCII)
+        if match is None:
+            raise UsageError(
+                f"configuration {text!r} is not of the form K4/V2",
+                code="usage",
+                hint="write key bits and value bits, as in K4/V2 or k4v2",
+            )
+        return cls(int(match[1]), int(match[2]))
+
+    @classmethod
+    def parse_list(cls, text: str) -> tuple[KVConfig, ...]:
+        """Read a comma-separated list; repeated configurations count once."""
+        return tuple(dict.fromkeys(cls.parse(part) for part in text.split(",") if part.strip()))
+
+    def __str__(self) -> str:
+        return f"K{self.key_bits}/V{self.value_bits}"
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing is quantized."""
+        return self.key_bits == self.value_bits == UNTOUCHED
+
+    def pair_bytes(self, dim: int, meta: Meta = "range") -> int:
+        """Return the bytes of one key and one value vector, metadata included."""
+        return vector_bytes(dim, self.key_bits, meta) + vector_bytes(dim, self.value_bits, meta)
+
+    def bits_per_value(self, dim: int, meta: Meta = "range") -> float:
+        """Return stored bits per coordinate, metadata included, averaged over keys and values."""
+        return 8 * self.pair_bytes(dim, meta) / (2 * dim)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """The bytes of a whole cache: payload (codes or floats alone), and with metadata."""
+
+    payload: int
+    total: int
+    float32: int
+
+    @property
+    def float16(self) -> int:
+        """Bytes of the same cache in float16."""
+        return self.float32 // 2
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller than float32, metadata counted."""
+        return self.float32 / self.total if self.total else 1.0
+
+    def __add__(self, other: CacheSize) -> CacheSize:
+        return CacheSize(self.payload + other.payload, self.total + other.total, self.float32 + other.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """What one attention layer caches for a token, and for how many tokens at most."""
+
+    kv_heads: int
+    head_dim: int
+    window: int | None = None  # of a sliding-window layer
+
+
+def cache_size(config: KVConfig, layers: Iterable[AttentionLayer], *, tokens: int, meta: Meta = "range") -> CacheSize:
+    """Return the exact size of a cache of `tokens` tokens in each of the layers.
+
+    Source: the specification, Memory Layout; per token and layer key codes, value codes and both metadata.
+    """
+    total = CacheSize(0, 0, 0)
+    for layer in layers:
+        pairs = layer.kv_heads * (tokens if layer.window is None else min(tokens, layer.window))
+        payload = sum(payload_bytes(layer.head_dim, bits) for bits in (config.key_bits, config.value_bits))
+        total += CacheSize(
+            payload=pairs * payload,
+            total=pairs * config.pair_bytes(layer.head_dim, meta),
+            float32=pairs * 2 * layer.head_dim * FLOAT32_BYTES,
+        )
+    return total
