@@ -32,9 +32,7 @@ def attention(
                 for j in range(kv_len):
                     if not sees(kv_len - q_len + i, j):
                         continue
-                    score = scale * math.fsum(
-                        float(x) * float(y) for x, y in zip(q[b, i, h], k[b, j, g], strict=True)
-                    )
+                    score = scale * math.fsum(float(x) * float(y) for x, y in zip(q[b, i, h], k[b, j, g], strict=True))
                     if softcap is not None:
                         score = softcap * math.tanh(score / softcap)
                     if mask is not None:

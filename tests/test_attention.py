@@ -67,9 +67,7 @@ def test_half_precision_is_widened_first(dtype: Any) -> None:
 def test_a_window_hides_keys_that_far_away(causal: bool, window: int) -> None:
     q, k, v = qkv(6, 8, 2, 1)
     got = attention(q, k, v, AttentionConfig(2, 16, 1, causal=causal, window=window))
-    expected = naive.attention(
-        q, k, v, scale=0.25, sees=lambda i, j: abs(i - j) < window and (j <= i or not causal)
-    )
+    expected = naive.attention(q, k, v, scale=0.25, sees=lambda i, j: abs(i - j) < window and (j <= i or not causal))
     assert_allclose(got, expected, atol=FLOAT32 * 5)
 
 
@@ -85,9 +83,7 @@ def test_softcap_bounds_scores_before_the_mask() -> None:
 @pytest.mark.parametrize("mask_heads", [1, 4])
 def test_an_explicit_mask_is_added(mask_heads: int) -> None:
     q, k, v = qkv(3, 5, 4, 2)
-    mask = np.where(draw(4, 2, mask_heads, 3, 5) > 0.8, -np.inf, draw(5, 2, mask_heads, 3, 5)).astype(
-        np.float32
-    )
+    mask = np.where(draw(4, 2, mask_heads, 3, 5) > 0.8, -np.inf, draw(5, 2, mask_heads, 3, 5)).astype(np.float32)
     expected = naive.attention(q, k, v, scale=0.25, mask=mask)
     assert_allclose(attention_mask(q, k, v, mask, AttentionConfig(4, 16, 2)), expected, atol=FLOAT32 * 5)
 
@@ -154,9 +150,7 @@ def test_views_of_dumps_are_accepted() -> None:
     q, k, v = draw(1, 4, 6, 16), draw(2, 2, 6, 16), draw(3, 2, 6, 16)
     views = [x.transpose(1, 0, 2)[None] for x in (q, k, v)]
     config = AttentionConfig(4, 16, 2, causal=True)
-    assert_array_equal(
-        attention(*views, config), attention(*(np.ascontiguousarray(x) for x in views), config)
-    )
+    assert_array_equal(attention(*views, config), attention(*(np.ascontiguousarray(x) for x in views), config))
 
 
 def test_values_that_are_constant_come_back_exactly_grouped() -> None:
@@ -170,9 +164,7 @@ def test_values_that_are_constant_come_back_exactly_grouped() -> None:
 def test_values_may_be_narrower_than_keys() -> None:
     q, k, _ = qkv(2, 3, 2, 2)
     v = draw(3, 2, 3, 2, 5)
-    assert_allclose(
-        attention(q, k, v, AttentionConfig(2, 16)), naive.attention(q, k, v, scale=0.25), atol=FLOAT32 * 5
-    )
+    assert_allclose(attention(q, k, v, AttentionConfig(2, 16)), naive.attention(q, k, v, scale=0.25), atol=FLOAT32 * 5)
 
 
 def test_multi_head_is_projection_attention_projection() -> None:
