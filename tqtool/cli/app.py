@@ -56,9 +56,9 @@ def _global_options(
 
 
 def _register_commands() -> None:
-    from tqtool.cli import memory
+    from tqtool.cli import memory, tables
 
-    for part in (memory,):
+    for part in (memory, tables):
         part.register(app)
 
 
