@@ -47,9 +47,7 @@ def test_a_failure_leaves_nothing(
 
 @pytest.mark.parametrize("links", [True, False])
 @pytest.mark.parametrize("unnamed", [True, False])
-def test_every_way_of_publishing(
-    tmp_path: Path, links: bool, unnamed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_way_of_publishing(tmp_path: Path, links: bool, unnamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without unnamed files, and on a file system without hard links, the promise is the same."""
     if not unnamed:
         monkeypatch.setattr(files, "_PROC_FD", "/nonexistent")

@@ -1,8 +1,8 @@
 """Files that appear whole or not at all, and inputs that fail in one clear line.
 
-An output is written to a temporary in its own folder, flushed to the disk and published under its name in
-one step that refuses to replace anything unless asked to. Where the system can (Linux), the temporary has no name:
-nothing is left behind even after kill -9.
+An output is written to a temporary in its own folder, flushed to the disk and published under its name in one
+step that replaces nothing unless asked to. Where the system can (Linux), the temporary has no name: nothing is
+left behind even after kill -9.
 """
 
 import contextlib
@@ -77,9 +77,7 @@ def check_output(path: FilePath, *, force: bool = False) -> None:
             hint="for standard output use -o -",
         )
     if os.path.lexists(target) and not force:
-        raise OutputError(
-            f"{path}: already exists", code="exists", path=str(path), hint="add --force to replace it"
-        )
+        raise OutputError(f"{path}: already exists", code="exists", path=str(path), hint="add --force to replace it")
 
 
 def check_space(path: FilePath, size: int) -> None:
@@ -118,9 +116,7 @@ def open_input(path: FilePath) -> BinaryIO:
             raise InputError(f"{path}: is a directory", code="is-directory", hint=hint, path=str(path))
         file = cast(BinaryIO, Path(path).open("rb", buffering=0))  # noqa: SIM115 (the caller closes it)
     except FileNotFoundError:
-        raise InputError(
-            f"{path}: no such file", code="not-found", hint=_nearest(path), path=str(path)
-        ) from None
+        raise InputError(f"{path}: no such file", code="not-found", hint=_nearest(path), path=str(path)) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"{path}: {reason}", code="unreadable", path=str(path)) from error

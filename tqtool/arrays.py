@@ -1,0 +1,222 @@
+"""Arrays on disk, read and written in boxes: a range of indices on every axis.
+
+An array is never mapped or held whole. Whatever the order of its axes in the file (C, Fortran, a transposed layout),
+a box is a set of contiguous runs, each read or written by position; so any thread may take any box.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from math import prod
+from typing import BinaryIO
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from tqtool.errors import InputError
+
+Box = tuple[range, ...]
+Array = NDArray[np.generic]
+Opener = Callable[[], AbstractContextManager[BinaryIO]]
+
+BLOCK_BYTES = 8 << 20  # of float32 values: the unit in which data are read, encoded and written
+FLOAT_TYPES = {
+    "f16": np.dtype("<f2"),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f32": np.dtype("<f4"),
+    "f64": np.dtype("<f8"),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Store:
+    """An array's place in a file: C order over `shape`, from `offset` on."""
+
+    file: Opener | BinaryIO  # an opener is called for each box: a thousand files need no thousand descriptors
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]  # in the file's byte order
+
+    def read(self, box: Box) -> Array:
+        """Return the values of a box, C order, in the file's byte order. `EOFError` if the file is too short."""
+        values = np.empty([len(indices) for indices in box], self.dtype)
+        view = values.reshape(-1).view(np.uint8).data
+        opened = self.file() if callable(self.file) else nullcontext(self.file)
+        with opened as file:
+            taken = 0
+            for start, count in self._runs(box):
+                _read_fully(file.fileno(), view[taken : taken + count], start)
+                taken += count
+        return values
+
+    def write(self, box: Box, values: Array) -> None:
+        """Write the values of a box, given in its shape."""
+        assert not callable(self.file)
+        view = np.ascontiguousarray(values, self.dtype).reshape(-1).view(np.uint8).data
+        taken = 0
+        for start, count in self._runs(box):
+            _write_fully(self.file.fileno(), view[taken : taken + count], start)
+            taken += count
+
+    def _runs(self, box: Box) -> Iterator[tuple[int, int]]:
+        """Yield (position, byte count) of the contiguous runs of a box, in C order."""
+        if not all(box):
+            return
+        inner = len(box)  # the axes from here on are one run, together with the range on the axis before
+        while inner > 0 and len(box[inner - 1]) == self.shape[inner - 1]:
+            inner -= 1
+        inner = max(inner - 1, 0)
+        strides = [self.dtype.itemsize * prod(self.shape[axis + 1 :]) for axis in range(len(box))]
+        count = self.dtype.itemsize * prod(len(indices) for indices in box[inner:])
+        first = self.offset + sum(r.start * s for r, s in zip(box[inner:], strides[inner:], strict=True))
+        outer = [len(indices) for indices in box[:inner]]
+        for index in np.ndindex(*outer):
+            steps = zip(index, box, strides, strict=False)
+            yield first + sum((r.start + i) * s for i, r, s in steps), count
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArraySource:
+    """A float array in a file, seen with the vector axis last; nothing is read before it is asked for."""
+
+    path: str  # as the user gave it
+    name: str  # the member's or tensor's name, else the file's stem
+    dtype: str  # f16, bf16, f32 or f64
+    store: Store
+    axes: tuple[int, ...]  # axis i of this array is axis axes[i] of the store
+    fixed: tuple[tuple[int, int], ...] = ()  # (axis of the store, index): one layer out of a stack
+    hidden_file: bool = False  # the name is that of the file, so messages leave it out
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape, (..., dim)."""
+        return tuple(self.store.shape[axis] for axis in self.axes)
+
+    @property
+    def dim(self) -> int:
+        """The length of a vector."""
+        return self.shape[-1]
+
+    @property
+    def count(self) -> int:
+        """The number of vectors."""
+        return prod(self.shape[:-1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return prod(self.shape) * self.store.dtype.itemsize
+
+    @property
+    def label(self) -> str:
+        """What messages call this array: the file, and the member where there are several."""
+        return self.path if self.hidden_file else f"{self.path}: {self.name}"
+
+    def transposed(self, order: tuple[int, ...]) -> ArraySource:
+        """Return this array with its axes in another order."""
+        return replace(self, axes=tuple(self.axes[axis] for axis in order))
+
+    def take(self, axis: int, index: int) -> ArraySource:
+        """Return one index of an axis, which disappears."""
+        fixed = (*self.fixed, (self.axes[axis], index))
+        return replace(self, axes=self.axes[:axis] + self.axes[axis + 1 :], fixed=fixed)
+
+    def box(self, box: Box) -> Array:
+        """Return the values of a box over all axes: native byte order, any strides."""
+        whole = [range(0)] * len(self.store.shape)
+        for axis, index in self.fixed:
+            whole[axis] = range(index, index + 1)
+        for axis, indices in zip(self.axes, box, strict=True):
+            whole[axis] = indices
+        try:
+            values = self.store.read(tuple(whole))
+        except OSError as error:
+            message = f"{self.path}: {error.strerror or error}"
+            raise InputError(message, code="unreadable", path=self.path) from error
+        except EOFError as error:
+            message = f"{self.path}: became shorter while it was read"
+            raise InputError(message, code="truncated", path=self.path) from error
+        kept = [axis for axis in range(len(whole)) if axis in self.axes]
+        values = values.reshape([len(whole[axis]) for axis in kept])
+        values = values.transpose([kept.index(axis) for axis in self.axes])
+        if self.dtype == "bf16":
+            return values.astype(values.dtype.newbyteorder("="), copy=False).view(ml_dtypes.bfloat16)
+        return values.astype(values.dtype.newbyteorder("="), copy=False)
+
+    def read(self) -> Array:
+        """Return the whole array."""
+        return self.box(tuple(range(size) for size in self.shape))
+
+    def rows(self, start: int, stop: int) -> Array:
+        """Return vectors start to stop, counted in C order over the leading axes: (stop - start, dim)."""
+        parts = [self.box((*box, range(self.dim))) for box in _row_boxes(self.shape[:-1], start, stop)]
+        flat = [part.reshape(-1, self.dim) for part in parts]
+        return flat[0] if len(flat) == 1 else np.concatenate(flat)
+
+    def boxes(self, block_bytes: int = BLOCK_BYTES) -> Iterator[Box]:
+        """Yield boxes over the leading axes that cover the array once, in the order of the file.
+
+        A box holds at most `block_bytes` as float32, and is as long in the file as that allows.
+        """
+        yield from _boxes(self.shape[:-1], self.axes[:-1], max(block_bytes // (4 * max(self.dim, 1)), 1))
+
+
+def _boxes(shape: tuple[int, ...], speeds: tuple[int, ...], budget: int) -> Iterator[Box]:
+    """Yield boxes of at most `budget` indices; an axis of higher speed lies closer together in the file."""
+    if not all(shape):
+        return
+    steps = [1] * len(shape)
+    for axis in sorted(range(len(shape)), key=speeds.__getitem__, reverse=True):
+        steps[axis] = min(shape[axis], budget)
+        budget //= steps[axis]
+        if steps[axis] < shape[axis]:
+            break
+    slowest_first = sorted(range(len(shape)), key=speeds.__getitem__)
+    counts = [-(-shape[axis] // steps[axis]) for axis in slowest_first]
+    for index in np.ndindex(*counts):
+        ranges = {
+            axis: range(i * steps[axis], min((i + 1) * steps[axis], shape[axis]))
+            for axis, i in zip(slowest_first, index, strict=True)
+        }
+        yield tuple(ranges[axis] for axis in range(len(shape)))
+
+
+def _row_boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
+    """Cut the flat range start..stop over `shape` into boxes, in order."""
+    if not shape:
+        yield ()
+        return
+    inner = prod(shape[1:])
+    if start >= stop or inner == 0:
+        yield (range(0), *(range(size) for size in shape[1:]))
+        return
+    first, last = start // inner, stop // inner
+    if first * inner < start:  # a part of index `first`
+        until = min(stop, (first + 1) * inner)
+        for box in _row_boxes(shape[1:], start - first * inner, until - first * inner):
+            yield (range(first, first + 1), *box)
+        start, first = until, first + 1
+    if first < last:
+        yield (range(first, last), *(range(size) for size in shape[1:]))
+        start = last * inner
+    if start < stop:
+        for box in _row_boxes(shape[1:], 0, stop - start):
+            yield (range(last, last + 1), *box)
+
+
+def _read_fully(descriptor: int, view: memoryview, position: int) -> None:
+    while view:
+        count = os.preadv(descriptor, [view], position)
+        if count == 0:
+            raise EOFError
+        view, position = view[count:], position + count
+
+
+def _write_fully(descriptor: int, view: memoryview, position: int) -> None:
+    while view:
+        count = os.pwrite(descriptor, view, position)
+        view, position = view[count:], position + count
