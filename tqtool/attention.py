@@ -9,6 +9,7 @@ inputs' types: float16 and bfloat16 are widened, and whoever measures passes flo
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,15 +130,22 @@ def scores(
     )
     columns = k.transpose(0, 2, 3, 1).astype(dtype, copy=False)  # (batch, kv_heads, dim, kv_len)
     raw: Array = (rows @ columns).reshape(batch, kv_heads, heads // kv_heads, q_len, kv_len)
-    if config.softcap is not None:
-        cap = dtype.type(config.softcap)
-        raw = cap * np.tanh(raw / cap)
+    raw = soft_cap(raw, config)
     if mask is not None:
         raw += _grouped_mask(mask, batch, q_len, kv_len, config)
     if config.causal or config.window is not None:
         seen = visible(q_len, kv_len, causal=config.causal, window=config.window, start=start)
         np.copyto(raw, -np.inf, where=~seen)
     return raw
+
+
+def soft_cap(raw: Array, config: AttentionConfig) -> Array:
+    """Return softcap * tanh(raw / softcap), or the scores themselves without a soft-cap."""
+    if config.softcap is None:
+        return raw
+    cap = raw.dtype.type(config.softcap)
+    capped: Array = cap * np.tanh(raw / cap)
+    return capped
 
 
 def softmax(scores: Array) -> Array:
@@ -163,10 +171,18 @@ def mix(weights: Array, v: Array) -> Array:
 def visible(
     q_len: int, kv_len: int, *, causal: bool, window: int | None = None, start: int | None = None
 ) -> NDArray[np.bool_]:
-    """Return which keys each query may see, (q_len, kv_len): the rule of causal and window masks."""
+    """Return which keys each query may see, (q_len, kv_len), for positions that count from the first key's."""
     first = kv_len - q_len if start is None else start
-    ahead = np.arange(kv_len) - np.arange(first, first + q_len)[:, None]  # key's position - query's
-    seen = ahead <= 0 if causal else np.ones_like(ahead, dtype=bool)
+    return sees(np.arange(first, first + q_len), np.arange(kv_len), causal=causal, window=window)
+
+
+def sees(queries: NDArray[np.int64], keys: NDArray[np.int64], *, causal: bool, window: int | None) -> NDArray[np.bool_]:
+    """Return whether a query at each position sees a key at each position: (q_len,), (kv_len,) -> (q_len, kv_len).
+
+    The one rule of causal and sliding-window masks.
+    """
+    ahead = keys - queries[:, None]
+    seen = ahead <= 0 if causal else np.ones(ahead.shape, bool)
     return seen if window is None else seen & (np.abs(ahead) < window)
 
 
@@ -204,13 +220,18 @@ def _attend(q: Array, k: Array, v: Array, mask: Array | None, config: AttentionC
     if mask is not None:
         _check_mask(mask, (batch, heads, q_len, kv_len))
     out = np.empty((batch, q_len, heads, v.shape[3]), np.result_type(q, k, v, np.float32))
-    step = max(1, SCORE_BLOCK // max(1, batch * heads * kv_len))
-    for at in range(0, q_len, step):
-        part = slice(at, min(at + step, q_len))
+    for part in query_blocks(q_len, batch * heads * kv_len):
         seen = None if mask is None else mask[:, :, part]
-        raw = scores(q[:, part], k, config, mask=seen, start=kv_len - q_len + at)
+        raw = scores(q[:, part], k, config, mask=seen, start=kv_len - q_len + part.start)
         out[:, part] = mix(softmax(raw), v)
     return out
+
+
+def query_blocks(q_len: int, scores_per_query: int) -> Iterator[slice]:
+    """Yield slices of the queries, so few at a time that their scores stay within `SCORE_BLOCK`."""
+    step = max(1, SCORE_BLOCK // max(1, scores_per_query))
+    for start in range(0, q_len, step):
+        yield slice(start, min(start + step, q_len))
 
 
 def _grouped_mask(mask: Array, batch: int, q_len: int, kv_len: int, config: AttentionConfig) -> Array:
