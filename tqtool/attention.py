@@ -199,7 +199,7 @@ def check_inputs(q: Array, k: Array, config: AttentionConfig, v: Array | None = 
     for name, array, heads in named:
         if array.ndim != 4:
             raise InputError(f"{name} is {array.ndim}-D, need (batch, seq, heads, head_dim)", code="shape")
-        if not _is_float(array):
+        if not is_float(array):
             raise InputError(f"{name}: dtype {array.dtype} is not floating point", code="dtype")
         if array.shape[2] != heads:
             text = f"{name} has {array.shape[2]} heads, the configuration {heads}"
@@ -243,7 +243,7 @@ def _grouped_mask(mask: Array, batch: int, q_len: int, kv_len: int, config: Atte
 
 
 def _check_mask(mask: Array, full: tuple[int, int, int, int]) -> None:
-    if not _is_float(mask):
+    if not is_float(mask):
         hint = "0 where a key is seen, -inf where not: np.where(seen, 0, -np.inf)"
         raise InputError(f"mask: dtype {mask.dtype}, an additive mask is needed", code="dtype", hint=hint)
     fits = mask.ndim == 4 and mask.shape[0] in (1, full[0]) and mask.shape[1] in (1, full[1])
@@ -264,5 +264,6 @@ def _project(x: Array, w: Array, heads: int, config: AttentionConfig, name: str)
     return projected
 
 
-def _is_float(array: Array) -> bool:
+def is_float(array: Array) -> bool:
+    """Whether the array is floating point, bfloat16 included."""
     return np.issubdtype(array.dtype, np.floating) or array.dtype.name == "bfloat16"
