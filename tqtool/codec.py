@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod, sqrt
+from math import prod
 from typing import Literal
 
 import ml_dtypes
@@ -17,15 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool import reference, runtime
-from tqtool.codebook import LAWS, Codebook, Law, distortion, lloyd_max
+from tqtool.codebook import LAWS, Codebook, Law, lloyd_max
 from tqtool.errors import InputError, IntegrityError, UsageError
 from tqtool.rotation import hadamard_order
-from tqtool.sizes import MAX_BITS, META_BYTES, Meta, packed_bytes, vector_bytes
+from tqtool.sizes import FLOAT32_BYTES, MAX_BITS, META_BYTES, Meta, packed_bytes, vector_bytes
+from tqtool.theory import expected_errors
 from tqtool.units import ordered_map
 
 ScaleRule = Literal["match", "norm", "lsq", "unbiased"]
 SCALE_RULES: tuple[ScaleRule, ...] = ("match", "norm", "lsq", "unbiased")  # the order is the C runtime's enum
-BLOCK_ROWS = 16384  # a unit of work for one thread
+BLOCK_BYTES = 4 << 20  # of float32: a unit of work for one thread, and all that is gathered at a time
 MAX_SCALE = 2.0**126  # no encoder writes more: 40.1 * 2^120
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT_TYPES = (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
@@ -143,7 +144,7 @@ def encode(x: NDArray[np.generic], spec: CodecSpec, *, threads: int | None = Non
         else:
             meta[part] = scales
 
-    for _ in ordered_map(encode_block, row_blocks(x, BLOCK_ROWS), threads=threads):
+    for _ in ordered_map(encode_block, row_blocks(x, block_rows(spec.dim)), threads=threads):
         pass
     lead = x.shape[:-1]
     return Encoded(spec, codes.reshape(*lead, spec.code_bytes), meta.reshape(*lead, *meta.shape[1:]))
@@ -159,23 +160,25 @@ def decode(encoded: Encoded, *, threads: int | None = None) -> NDArray[np.float3
         raise IntegrityError("a scale is negative, not finite or beyond 2^126", code="metadata")
     out = np.empty((len(codes), spec.dim), np.float32)
 
+    step = block_rows(spec.dim)
+
     def decode_block(start: int) -> None:
-        part = slice(start, start + BLOCK_ROWS)
+        part = slice(start, start + step)
         decode_rows(codes[part], scales[part], spec, out[part])
 
-    for _ in ordered_map(decode_block, range(0, len(codes), BLOCK_ROWS), threads=threads):
+    for _ in ordered_map(decode_block, range(0, len(codes), step), threads=threads):
         pass
     return out.reshape(encoded.shape)
 
 
 def expected_error(spec: CodecSpec) -> float:
-    """Return the expected relative squared error of a vector, mean over rotations, for the spec's scale rule.
+    """Return the expected relative squared error of a vector, mean over rotations, for the spec's scale rule."""
+    return expected_errors(spec.dim, spec.bits, spec.law)[spec.scale_rule]
 
-    Source: the reference distortion D_b of the published book; `docs/format.md`, section Errors.
-    """
-    d = distortion(spec.book)
-    by_rule = {"norm": d, "match": 2 - 2 * sqrt(1 - d), "lsq": 0.99 * d, "unbiased": d / (1 - d)}
-    return by_rule[spec.scale_rule]
+
+def block_rows(dim: int) -> int:
+    """Return how many vectors make a unit of work."""
+    return BLOCK_BYTES // (FLOAT32_BYTES * dim)
 
 
 def row_blocks(x: NDArray[np.generic], rows: int) -> Iterator[tuple[int, NDArray[np.generic]]]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tqtool.codec import CodecSpec
 
 MAX_NORM = 2.0**120  # beyond it a scale could overflow float32
-BLOCK_BYTES = 2 << 20  # of float32: the fastest measured (benchmarks/reference_blocks.py); the second-level cache
+BLOCK_BYTES = 1 << 20  # of float32: the fastest measured (benchmarks/reference_blocks.py), half a second-level cache
 QUANTIZE_ROWS = 16  # coordinates compared at a time, so that their codes stay in the first-level cache
 MOST_COMPARED = 31  # boundaries up to 5 bits are compared one by one; from 6 bits a search is faster
 

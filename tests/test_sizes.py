@@ -1,0 +1,196 @@
+"""Stored bytes: the specification's tables, reproduced exactly."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run
+
+from tqtool.errors import InputError, UsageError
+from tqtool.model_config import attention_layers
+from tqtool.rendering.memory import byte_text
+from tqtool.sizes import AttentionLayer, KVConfig, cache_size, vector_bytes
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("config", "meta", "pair", "ratio"),
+    [
+        ("K4/V2", "range", 112, 9.14),
+        ("K3/V2", "range", 96, 10.67),
+        ("K4/V4", "range", 144, 7.11),
+        ("K4/V2", "f32", 104, 9.85),
+        ("K3/V2", "f32", 88, 11.64),
+        ("K4/V4", "f32", 136, 7.53),
+        ("K4/V2", "bf16", 100, 10.24),
+        ("K3/V2", "bf16", 84, 12.19),
+        ("K4/V4", "bf16", 132, 7.76),
+    ],
+)
+def test_pairs_of_128_cost_what_the_design_says(config: str, meta: Any, pair: int, ratio: float) -> None:
+    parsed = KVConfig.parse(config)
+    assert parsed.pair_bytes(128, meta) == pair
+    assert cache_size(parsed, [AttentionLayer(1, 128)], tokens=1, meta=meta).ratio == pytest.approx(ratio, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("heads", "config", "expected"), [(16, "K4/V2", 1792), (32, "K4/V2", 3584), (16, "K3/V2", 1536)]
+)
+def test_a_token_of_a_layer_costs_what_the_specification_says(heads: int, config: str, expected: int) -> None:
+    assert cache_size(KVConfig.parse(config), [AttentionLayer(heads, 128)], tokens=1).total == expected
+
+
+def test_whole_caches_cost_what_the_specification_says() -> None:
+    rwkv = [AttentionLayer(16, 128)]
+    llama = [AttentionLayer(32, 128)]
+    k4v2 = KVConfig(4, 2)
+    assert cache_size(k4v2, rwkv, tokens=2048).total == 3.5 * MIB
+    assert cache_size(k4v2, rwkv * 4, tokens=2048).total == 14 * MIB
+    assert cache_size(k4v2, rwkv * 4, tokens=2048).float32 == 128 * MIB
+    assert cache_size(k4v2, llama, tokens=4096).total == 14 * MIB
+    assert cache_size(k4v2, llama * 24, tokens=4096).total == 336 * MIB
+    assert cache_size(k4v2, llama * 24, tokens=4096).float32 == 3072 * MIB
+
+
+@pytest.mark.parametrize(
+    ("dim", "bits", "meta", "expected"),
+    [(128, 2, "bf16", 34), (128, 3, "bf16", 50), (128, 4, "bf16", 66), (64, 2, "bf16", 18), (64, 3, "bf16", 26),
+     (64, 4, "bf16", 34), (128, 2, "f32", 36), (128, 3, "f32", 52), (128, 4, "f32", 68), (100, 3, "f32", 42)],
+)  # fmt: skip
+def test_vectors_cost_codes_and_metadata(dim: int, bits: int, meta: Any, expected: int) -> None:
+    assert vector_bytes(dim, bits, meta) == expected
+
+
+def test_untouched_sides_are_float16_without_metadata() -> None:
+    assert vector_bytes(128, 16) == 256
+    assert KVConfig.parse("k16v16").untouched
+    assert cache_size(KVConfig(16, 16), [AttentionLayer(1, 128)], tokens=3).ratio == 2
+
+
+@pytest.mark.parametrize("text", ["k4v2", "K4V2", "K4/V2", " k4/v2 "])
+def test_configurations_are_read_in_every_accepted_form(text: str) -> None:
+    assert KVConfig.parse(text) == KVConfig(4, 2)
+    assert str(KVConfig.parse(text)) == "K4/V2"
+
+
+@pytest.mark.parametrize("text", ["", "4/2", "k4", "k4v", "v2k4", "k4-v2", "K4/V2/V3", "k٤v2"])
+def test_other_forms_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not of the form K4/V2"):
+        KVConfig.parse(text)
+
+
+@pytest.mark.parametrize("text", ["k0v2", "k4v9", "k15v4", "k17v4"])
+def test_other_widths_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="1 to 8 bits, or 16"):
+        KVConfig.parse(text)
+
+
+def test_lists_keep_their_order_and_drop_repeats() -> None:
+    assert [str(c) for c in KVConfig.parse_list("k4v2,K2/V2, k4v2,")] == ["K4/V2", "K2/V2"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1792, "1792 B"),
+        (3584, "3584 B"),
+        (14 * MIB, "14 MiB"),
+        (int(3.5 * MIB), "3.5 MiB"),
+        (3072 * MIB, "3 GiB"),
+    ],
+)
+def test_byte_counts_are_written_in_binary_units(count: int, text: str) -> None:
+    assert byte_text(count) == text
+
+
+LLAMA = {"num_hidden_layers": 4, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (LLAMA, (AttentionLayer(8, 128),) * 4),
+        ({k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}, (AttentionLayer(32, 128),) * 4),
+        ({**LLAMA, "head_dim": 64}, (AttentionLayer(8, 64),) * 4),
+        ({"text_config": LLAMA, "vision_config": {}}, (AttentionLayer(8, 128),) * 4),
+        ({**LLAMA, "sliding_window": 512}, (AttentionLayer(8, 128, 512),) * 4),
+        ({**LLAMA, "sliding_window": 512, "use_sliding_window": False}, (AttentionLayer(8, 128),) * 4),
+        (
+            {**LLAMA, "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 2},
+            (AttentionLayer(8, 128, 512), AttentionLayer(8, 128)) * 2,
+        ),
+        (
+            {**LLAMA, "sliding_window": 512, "sliding_window_pattern": 4},
+            (AttentionLayer(8, 128, 512),) * 3 + (AttentionLayer(8, 128),),
+        ),
+        ({**LLAMA, "layers_block_type": ["mamba", "attention", "mamba", "attention"]}, (AttentionLayer(8, 128),) * 2),
+        ({**LLAMA, "head_dim": [64, 64, 128, 128]}, (AttentionLayer(8, 64),) * 2 + (AttentionLayer(8, 128),) * 2),
+    ],
+)
+def test_model_configurations_are_read(tmp_path: Path, config: Any, expected: tuple[AttentionLayer, ...]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert attention_layers(path) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "is an object"),
+        ('{"text_config": 3}', "is an object"),
+        ("{}", "none of num_hidden_layers"),
+        (json.dumps({**LLAMA, "num_hidden_layers": "four"}), "num_hidden_layers='four'"),
+        (json.dumps({**LLAMA, "num_hidden_layers": True}), "num_hidden_layers=True"),
+        (json.dumps({**LLAMA, "num_key_value_heads": [8, 8]}), "one for each of 4 layers"),
+        (json.dumps({**LLAMA, "layer_types": ["conv1d"] * 4}), "layer type 'conv1d' is not known"),
+        (json.dumps({**LLAMA, "layer_types": ["full_attention"]}), "1 layer types for 4 layers"),
+        (json.dumps({**LLAMA, "layer_types": "full_attention"}), "layer type 'full_attention' is not known"),
+        (json.dumps({**LLAMA, "layer_types": ["sliding_attention"] * 4}), "sliding_window is missing"),
+        (json.dumps({**LLAMA, "layer_types": ["mamba"] * 4}), "no layer of this model keeps"),
+        ("[" * 100_000, "not JSON"),
+    ],
+)
+def test_model_configurations_that_say_nothing_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message) as caught:
+        attention_layers(path)
+    assert caught.value.code == "model-config"
+
+
+def test_size_prints_the_specifications_tables(tqtool: Run) -> None:
+    llama = tqtool("size", "--layers", 24, "--kv-heads", 32, "--head-dim", 128, "--tokens", 4096, "-c", "k4v2")
+    assert llama.returncode == 0
+    assert {"336 MiB", "3 GiB", "9.14x"} <= set(re.split(r"\s{2,}", llama.stdout))
+    rwkv = json.loads(tqtool("size", "--layers", 4, "--kv-heads", 16, "--tokens", 2048, "-c", "K4/V2", "--json").stdout)
+    assert rwkv["rows"][0]["total_bytes"] == 14 * MIB
+
+
+def test_size_reads_a_model_configuration(tqtool: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "sliding_window": 512, "sliding_window_pattern": 4}))
+    answer = json.loads(tqtool("size", "--model", "config.json", "--tokens", 1000, "-c", "k4v2", "--json").stdout)
+    assert answer["rows"][0]["total_bytes"] == 112 * 8 * (3 * 512 + 1000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "line"),
+    [
+        (["-c", "k4"], 2, "error[usage]: configuration 'k4' is not of the form K4/V2"),
+        (["-c", ","], 2, "error[usage]: --config names no configuration"),
+        (["--tokens", "many"], 2, "error[usage]: Invalid value for '--tokens'"),
+        (["--model", "absent.json"], 3, "error[not-found]: absent.json: no such file"),
+        (["--model", "."], 3, "error[is-directory]: .: is a directory"),
+    ],
+)
+def test_size_refuses_in_one_line(tqtool: Run, arguments: list[str], status: int, line: str) -> None:
+    result = tqtool("size", *arguments)
+    assert result.returncode == status
+    assert line in result.stderr.splitlines()[0]
+    assert result.stdout == ""
