@@ -90,7 +90,9 @@ def test_shapes_are_kept_and_each_vector_stands_alone(
 ) -> None:
     spec = CodecSpec(dim, bits, "gaussian", rule)
     x = np.random.default_rng(seed).standard_normal((*lead, dim)).astype(np.float32)
+    before = x.copy()
     encoded = encode(x, spec)
+    assert_array_equal(x, before)
     restored = decode(encoded)
     assert encoded.shape == restored.shape == x.shape
     assert encoded.nbytes == spec.vector_bytes * (x.size // dim)

@@ -46,7 +46,9 @@ def encode_rows(
     step = block_rows(spec.dim)
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        columns = np.ascontiguousarray(rows[part].T, dtype=np.float32)  # (dim, n)
+        columns = np.array(
+            rows[part].T, dtype=np.float32, order="C"
+        )  # (dim, n), always a copy: it is worked on in place
         norm = column_norms(columns)
         bad = ~(norm <= MAX_NORM)
         if bad.any():

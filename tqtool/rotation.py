@@ -187,4 +187,4 @@ def unrotate(rows: NDArray[np.float32], seed: int = 0) -> NDArray[np.float32]:
 
 
 def _columns(rows: NDArray[np.floating]) -> NDArray[np.float32]:
-    return np.ascontiguousarray(rows.reshape(-1, rows.shape[-1]).T, dtype=np.float32)
+    return np.array(rows.reshape(-1, rows.shape[-1]).T, dtype=np.float32, order="C")  # never a view of the input

@@ -54,10 +54,11 @@ def _half_law(book: Codebook) -> tuple[NDArray[np.float64], NDArray[np.float64],
     """Return quadrature nodes t > 0 cell by cell, their centroids, and their weights under the sphere law."""
     boundaries, centroids = (table.astype(np.float64) for table in book.tables)
     upper = centroids[len(centroids) // 2 :]
-    edges = np.append(boundaries[len(boundaries) // 2 :], min(1.0, TAIL / sqrt(book.dim)))
+    end = min(1.0, TAIL / sqrt(book.dim))  # levels of the Gaussian law can lie beyond it
+    edges = np.minimum(np.append(boundaries[len(boundaries) // 2 :], end), end)
     half_width = np.diff(edges)[:, None] / 2
     t = edges[:-1, None] + half_width * (1 + NODES)
     a = (book.dim - 1) / 2
     constant = 2 * exp(lgamma(a + 0.5) - lgamma(a)) / sqrt(pi)
-    weight = constant * np.exp((a - 1) * np.log1p(-t * t)) * half_width * WEIGHTS
+    weight = constant * ((1 - t) * (1 + t)) ** (a - 1) * half_width * WEIGHTS
     return t, np.broadcast_to(upper[:, None], t.shape), weight
