@@ -6,14 +6,17 @@ of a float is read as NaN.
 
 import json
 import math
+import sys
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, cast
 
-from tqtool.errors import InputError
+from tqtool.errors import InputError, IntegrityError
 from tqtool.report import SCHEMA, Report
+
+MAX_FLOAT = sys.float_info.max
 
 
 def report_to_json(report: Report) -> str:
@@ -24,19 +27,29 @@ def report_to_json(report: Report) -> str:
 def report_from_json(text: str, path: str = "report") -> Report:
     """Return the report that `report_to_json` wrote; keys it does not know are ignored.
 
-    Raises InputError (code `report`) for anything that is not such a report.
+    Raises InputError (code `report`) for anything that is not such a report, IntegrityError (code `format-newer`)
+    for one of a later schema.
     """
     try:
         plain = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: {error}", code="report", path=path) from error
     schema = plain.get("schema") if isinstance(plain, dict) else None
+    if isinstance(schema, str) and _is_newer(schema):
+        message = f"{path}: written as {schema}; this tqtool reads {SCHEMA}"
+        raise IntegrityError(message, code="format-newer", path=path, hint="upgrade tqtool")
     if schema != SCHEMA:
         raise InputError(f"{path}: schema is {schema!r}, expected {SCHEMA!r}", code="report", path=path)
     try:
         return cast(Report, _from_plain(Report, plain, "report"))
     except ValueError as error:
         raise InputError(f"{path}: {error}", code="report", path=path) from error
+
+
+def _is_newer(schema: str) -> bool:
+    name, _, version = schema.rpartition("/")
+    ours, _, known = SCHEMA.rpartition("/")
+    return name == ours and version.isascii() and version.isdigit() and int(version[:9]) > int(known)
 
 
 def to_plain(value: Any) -> Any:
@@ -73,7 +86,7 @@ def _from_plain(kind: Any, value: Any, where: str) -> Any:
     if origin is Mapping:
         if not isinstance(value, dict):
             raise ValueError(f"{where}: expected an object")
-        return {key: _from_plain(args[1], item, f"{where}.{key}") for key, item in value.items()}
+        return {_text(key, where): _from_plain(args[1], item, f"{where}.{key}") for key, item in value.items()}
     if origin is types.UnionType:  # X | None; never float | None, whose null would be NaN
         return None if value is None else _from_plain(args[0], value, where)
     if origin is Literal:
@@ -83,8 +96,17 @@ def _from_plain(kind: Any, value: Any, where: str) -> Any:
     if kind is float:
         if value is None:
             return math.nan
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and -MAX_FLOAT <= value <= MAX_FLOAT:
             return float(value)
+    elif kind is str and isinstance(value, str):
+        return _text(value, where)
     elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
     raise ValueError(f"{where}: expected {kind.__name__}, found {value!r}")
+
+
+def _text(value: str, where: str) -> str:
+    """Return the string; half a surrogate pair is valid JSON, but no text that could be printed or written."""
+    if value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value):
+        return value
+    raise ValueError(f"{where}: {value!r} is not valid text")

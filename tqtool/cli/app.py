@@ -56,9 +56,9 @@ def _global_options(
 
 
 def _register_commands() -> None:
-    from tqtool.cli import memory, tables
+    from tqtool.cli import memory, reports, tables
 
-    for part in (memory, tables):
+    for part in (memory, reports, tables):
         part.register(app)
 
 

@@ -1,0 +1,115 @@
+"""Where a Report goes: to stdout in one format, and to files in others. Shared by `validate` and `report`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from tqtool.cli import output
+from tqtool.errors import UsageError
+
+if TYPE_CHECKING:
+    from tqtool.report import Report
+
+Format = Literal["auto", "text", "tsv", "json", "markdown", "html", "junit"]
+
+FormatOption = Annotated[
+    Format, typer.Option("--format", help="What to print: auto is a table on a terminal, plain text off one.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; the same as --format json.")]
+JsonOut = Annotated[Path | None, typer.Option("--json-out", metavar="FILE", help="Also write JSON.")]
+MarkdownOut = Annotated[
+    Path | None, typer.Option("--markdown-out", metavar="FILE", help="Also write Markdown, as for a CI step summary.")
+]
+HtmlOut = Annotated[Path | None, typer.Option("--html-out", metavar="FILE", help="Also write one HTML page.")]
+JunitOut = Annotated[Path | None, typer.Option("--junit-out", metavar="FILE", help="Also write JUnit XML.")]
+TsvOut = Annotated[Path | None, typer.Option("--tsv-out", metavar="FILE", help="Also write tab-separated values.")]
+ForceOption = Annotated[bool, typer.Option("-f", "--force", help="Replace files that exist.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The files asked for, by format."""
+
+    json: Path | None = None
+    markdown: Path | None = None
+    html: Path | None = None
+    junit: Path | None = None
+    tsv: Path | None = None
+
+    def asked(self) -> list[tuple[Format, Path]]:
+        """Return format and path of each file asked for."""
+        paths: list[tuple[Format, Path | None]] = [(f.name, getattr(self, f.name)) for f in fields(self)]  # type: ignore[misc]
+        return [(name, path) for name, path in paths if path is not None]
+
+
+def check_outputs(outputs: Outputs, inputs: list[str], *, force: bool) -> None:
+    """Refuse what could not be written, before any work is done."""
+    from tqtool.files import STREAM, check_not_input, check_output
+
+    seen: dict[str, str] = {}
+    for name, path in outputs.asked():
+        if str(path) == STREAM:
+            raise UsageError(f"--{name}-out needs a file name", code="usage", hint=f"for stdout use --format {name}")
+        other = seen.setdefault(os.path.realpath(path), name)
+        if other != name:
+            raise UsageError(f"{path}: --{other}-out and --{name}-out name the same file", code="usage", path=str(path))
+        check_not_input(path, inputs)
+        check_output(path, force=force or _is_empty(path))
+
+
+def write_outputs(report: Report, outputs: Outputs, *, force: bool) -> None:
+    """Write the files asked for, each whole or not at all."""
+    from tqtool.files import write_text
+
+    for name, path in outputs.asked():
+        write_text(path, render(report, name), force=force or _is_empty(path))
+        output.note(f"wrote {path}")
+
+
+def print_report(report: Report, chosen: Format, *, as_json: bool) -> None:
+    """Print the report to stdout."""
+    if as_json and chosen not in ("auto", "json"):
+        raise UsageError(f"--json contradicts --format {chosen}", code="usage")
+    output.answer(render(report, "json" if as_json else chosen))
+
+
+def render(report: Report, chosen: Format) -> str:
+    """Return the report as text in a format; `auto` is fitted to the terminal where stdout is one."""
+    if chosen in ("auto", "text"):
+        from tqtool.rendering.terminal import report_terminal
+
+        terminal = chosen == "auto" and output.stdout_is_terminal()
+        width = shutil.get_terminal_size().columns if terminal else None
+        encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
+        return report_terminal(report, width, encoding.startswith("utf"), output.stdout_has_color())
+    if chosen == "json":
+        from tqtool.report_json import report_to_json
+
+        return report_to_json(report)
+    if chosen == "tsv":
+        from tqtool.rendering.tsv import report_tsv
+
+        return report_tsv(report)
+    if chosen == "markdown":
+        from tqtool.rendering.markdown import report_markdown
+
+        return report_markdown(report)
+    if chosen == "junit":
+        from tqtool.rendering.junit import report_junit
+
+        return report_junit(report)
+    from tqtool.rendering.html import report_html
+
+    return report_html(report)
+
+
+def _is_empty(path: Path) -> bool:
+    """Return whether a file holds nothing, so that replacing it loses nothing: CI makes its step summary that way."""
+    return path.is_file() and not path.is_symlink() and path.stat().st_size == 0

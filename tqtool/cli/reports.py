@@ -1,0 +1,83 @@
+"""`tqtool report`: reports that were measured before, rendered again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tqtool.cli import output
+from tqtool.cli.renderings import (
+    ForceOption,
+    FormatOption,
+    HtmlOut,
+    JsonOption,
+    JsonOut,
+    JunitOut,
+    MarkdownOut,
+    Outputs,
+    TsvOut,
+    check_outputs,
+    print_report,
+    write_outputs,
+)
+if TYPE_CHECKING:
+    from tqtool.report import Report
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("report")(report)
+
+
+def report(
+    path: Annotated[str, typer.Argument(metavar="REPORT.json", help="Written by validate --json-out; - for stdin.")],
+    chosen: FormatOption = "auto",
+    as_json: JsonOption = False,
+    json_out: JsonOut = None,
+    markdown_out: MarkdownOut = None,
+    html_out: HtmlOut = None,
+    junit_out: JunitOut = None,
+    tsv_out: TsvOut = None,
+    force: ForceOption = False,
+) -> None:
+    """Render a report again, in any format, without measuring.
+
+    Exits 0 whatever the verdict in the report is; validate is what judges.
+    """
+    outputs = Outputs(json_out, markdown_out, html_out, junit_out, tsv_out)
+    check_outputs(outputs, [path], force=force)
+    measured = read_report(path)
+    write_outputs(measured, outputs, force=force)
+    print_report(measured, chosen, as_json=as_json)
+
+
+def read_report(path: str) -> Report:
+    """Read a report that `validate` wrote.
+
+    Raises: InputError (codes of `open_input`, and `report` for anything that is no report), IntegrityError with code
+    `format-newer` for a schema this version does not know.
+    """
+    from tqtool.errors import InputError
+    from tqtool.files import file_size, open_input
+    from tqtool.report_json import report_from_json
+
+    with open_input(path) as file:
+        if (size := file_size(file)) > LIMIT:
+            raise InputError(
+                f"{path}: {size} bytes is too long for a report, the limit is {LIMIT}", code="report", path=path
+            )
+        data = b"".join(iter(lambda: file.read(1 << 20), b""))
+    try:
+        text = data.decode("utf-8-sig")  # Windows shells write a byte-order mark
+    except UnicodeDecodeError:
+        raise InputError(
+            f"{path}: not JSON: the file is not text",
+            code="report",
+            path=path,
+            hint="give the file of validate --json-out",
+        ) from None
+    return report_from_json(text, path)
+
+
+LIMIT = 512 << 20  # bytes; the largest real report is a thousand times smaller

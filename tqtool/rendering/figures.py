@@ -1,0 +1,245 @@
+"""Numbers and verdicts as people read them: the one place that decides digits, symbols and verdict words.
+
+A number that was not measured is a dash; a cosine never rounds up to one and an error never down to zero.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Literal, TypeVar, cast
+
+from tqtool.report import METRICS, Recommendation, Report, Row, Source, Summary
+
+T = TypeVar("T")
+Side = Literal["low", "high"]
+
+MISSING = "–"
+EXACT = 1e-12  # the control row's tolerance (metrics.md): below it an error is printed as 0
+_NAN = math.nan
+ABSENT = Summary(_NAN, _NAN, _NAN, 1, _NAN, _NAN, _NAN, "", _NAN, "", _NAN, _NAN, "", _NAN, _NAN, 0)
+LEVELS = ("strict", "balanced", "lenient", "none")  # best first
+LEVEL_WORDS = {"strict": "strict", "balanced": "balanced", "lenient": "lenient", "none": "no level"}
+SYMBOLS = {
+    "pass": "✓", "fail": "✗", "unverified": "?", "error": "!", "control": "=",
+    "strict": "●●●", "balanced": "●●○", "lenient": "●○○", "none": "○○○",
+}  # fmt: skip
+ASCII_SYMBOLS = {
+    "pass": "+", "fail": "x", "unverified": "?", "error": "!", "control": "=",
+    "strict": "***", "balanced": "**-", "lenient": "*--", "none": "---",
+}  # fmt: skip
+
+
+def figure(value: float, metric: str = "") -> str:
+    """Return a number in five or six characters: 0.0273, 2.1e-4, 0.9900, 48.3."""
+    if math.isnan(value):
+        return MISSING
+    if METRICS[metric].better == "higher" if metric in METRICS else False:
+        if abs(1 - value) < EXACT:
+            return "1.0000"
+        text = f"{value:.4f}"
+        return ">.9999" if text == "1.0000" else text
+    size = abs(value)
+    if size < EXACT:
+        return "0"
+    if size < 0.001:
+        return power(f"{value:.1e}")
+    if size < 9.9995:
+        return f"{value:.4f}" if size < 0.99995 else f"{value:.3f}"
+    return f"{value:.1f}" if size < 9999.5 else power(f"{value:.2e}")
+
+
+def power(text: str) -> str:
+    """Return "2.1e-4" for "2.1e-04"."""
+    mantissa, _, exponent = text.partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def signed(value: float) -> str:
+    """Return a difference with its sign: +0.0027, -2.1e-4, 0."""
+    text = figure(abs(value))
+    return text if text in ("0", MISSING) else f"{'-' if value < 0 else '+'}{text}"
+
+
+def clean(text: str) -> str:
+    """Return text as one line without control characters: names come from files, and a terminal obeys them."""
+    return "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
+
+
+def interval(low: float, high: float, metric: str = "") -> str:
+    """Return "0.0210–0.0330", or "" where there is no interval."""
+    return f"{figure(low, metric)}–{figure(high, metric)}" if low < high else ""
+
+
+def summary(row: Row, metric: str) -> Summary:
+    """Return a metric of a row, all NaN where it was not measured."""
+    return row.metrics.get(metric, ABSENT)
+
+
+def mean_text(row: Row, metric: str) -> str:
+    """Return a metric's mean as text."""
+    return figure(summary(row, metric).mean, metric)
+
+
+def tail_text(row: Row, metric: str, side: Side) -> str:
+    """Return a metric's lower or upper tail as text; "p5:" or "p95:" before it where p1 and p99 need more queries."""
+    found = summary(row, metric)
+    shown = figure(found.low if side == "low" else found.high, metric)
+    percent = found.tail_percent if side == "low" else 100 - found.tail_percent
+    return shown if found.tail_percent == 1 or shown == MISSING else f"p{percent}:{shown}"
+
+
+def ci_text(row: Row, metric: str) -> str:
+    """Return the 95 % interval of a metric's mean as text, "" where there is none."""
+    return interval(summary(row, metric).ci_low, summary(row, metric).ci_high, metric)
+
+
+def worst_text(row: Row) -> str:
+    """Return the name of the head whose attention moves most."""
+    return "" if row.kind == "control" else summary(row, "kl").worst_head
+
+
+def printable(value: T) -> T:
+    """Return the report, or a part of it, with every text made one line without control characters."""
+    if isinstance(value, str):
+        return cast(T, clean(value))
+    if isinstance(value, tuple):
+        return cast(T, tuple(map(printable, value)))
+    if isinstance(value, Mapping):
+        return cast(T, {printable(key): printable(item) for key, item in value.items()})
+    if is_dataclass(value) and not isinstance(value, type):
+        return cast(T, replace(value, **{f.name: printable(getattr(value, f.name)) for f in fields(value)}))
+    return value
+
+
+def count(number: int) -> str:
+    """Return 11520 as "11,520"."""
+    return f"{number:,}"
+
+
+def plural(number: int, noun: str) -> str:
+    """Return "1 layer", "2 layers"."""
+    many = noun[:-1] + "ies" if noun.endswith("ry") else noun + "s"
+    return f"{count(number)} {noun if number == 1 else many}"
+
+
+def verdict_key(row: Row, *, gated: bool) -> str:
+    """Return the key of SYMBOLS for a row: its gate status where one was asked, else the level it reaches."""
+    if row.kind == "control":
+        return "control"
+    if row.status in ("unverified", "error"):
+        return row.status
+    return row.status if gated else row.level
+
+
+def verdict_word(row: Row, *, gated: bool) -> str:
+    """Return one or two words for a table; `row.verdict` is the sentence."""
+    words = {"pass": "pass", "fail": "FAIL", "unverified": "UNVERIFIED", "error": "NOT ENGAGED", "control": "control"}
+    return (words | LEVEL_WORDS)[verdict_key(row, gated=gated)]
+
+
+def is_gated(report: Report) -> bool:
+    """Return whether a gate was asked for."""
+    return bool(report.gate.checks) or report.gate.name != "none"
+
+
+def by_cost(rows: Iterable[Row]) -> list[Row]:
+    """Return rows by bits per value, fewest last; the control first of all, as the reference to read from."""
+    return sorted(rows, key=lambda row: (row.kind != "control", -row.bits_per_value, row.config))
+
+
+def rows_of(report: Report, source: Source) -> list[Row]:
+    """Return the rows of one source, control first, then from most to fewest bits."""
+    return by_cost(row for row in report.rows if row.source == source.name)
+
+
+def data_parts(source: Source) -> list[str]:
+    """Return what was measured: sizes, queries, mask, score scale, sharpness of attention."""
+    layers = plural(len(source.layers), "layer")
+    queries = {
+        "captured": f"{plural(source.query_heads, 'query head')} × {plural(source.queries, 'query')}",
+        "proxy": "no queries: keys stand in for them",
+        "synthetic": f"{plural(source.query_heads, 'query head')} × {plural(source.queries, 'query')}",
+    }[source.query_source]
+    n_eff = f"n_eff {source.n_eff_low:.3g}–{source.n_eff_high:.3g}"
+    return [
+        f"{layers} × {plural(source.kv_heads, 'KV head')} × {plural(source.tokens, 'token')} × dim {source.dim}",
+        queries,
+        "causal" if source.causal else "not causal",
+        f"scale {source.scale:.4g}",
+        n_eff,
+    ]
+
+
+def option_parts(report: Report) -> list[str]:
+    """Return the codec options: law, scale rule, metadata, seeds and whatever is not the default."""
+    p = report.params
+    rule = p.key_scale_rule if p.key_scale_rule == p.value_scale_rule else f"{p.key_scale_rule},{p.value_scale_rule}"
+    parts = [f"law {p.law}", f"scale {rule}", f"metadata {p.meta}", f"seed{'s' * (len(p.seeds) > 1)} {ranges(p.seeds)}"]
+    parts += [words for flag, words in ((p.center_keys, "keys centred"), (p.center_values, "values centred")) if flag]
+    if p.protect_layers:
+        parts.append(f"layers {ranges(p.protect_layers)} kept")
+    parts += [
+        f"{words} {n}" for n, words in ((p.residual_window, "residual window"), (p.sink_tokens, "sink tokens")) if n
+    ]
+    return parts
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return 0,1,2,5 as "0–2, 5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+
+
+def headline(report: Report) -> str:
+    """Return the verdict of the whole report in one line: the gate's summary, or the best level reached."""
+    if is_gated(report):
+        return report.gate.summary
+    source = report.sources[0]
+    rows = [row for row in rows_of(report, source) if row.kind == "turboquant"]
+    engaged = [row for row in rows if row.status != "error"]
+    if not engaged:
+        return f"{source.name}: nothing was quantized"
+    if source.query_source == "proxy":
+        return f"UNVERIFIED: {source.name} has no queries; keys stood in for them"
+    best = min(LEVELS.index(row.level) for row in engaged)
+    if LEVELS[best] == "none":
+        return f"{source.name}: no configuration reaches the lenient level"
+    cheapest = min((r for r in engaged if LEVELS.index(r.level) == best), key=lambda r: r.bits_per_value)
+    what = "attention fidelity" if source.kind == "dump" else "implementation healthy on synthetic data"
+    return f"{source.name}: {cheapest.config} at {cheapest.bits_per_value:.2f} bits per value, {what}: {cheapest.level}"
+
+
+SCOPE = (
+    "Shows how far attention and its output move, layer by layer and head by head, on exactly these tokens.",
+    "Does not show perplexity or task quality: errors compound over layers, and only a run of the model sees that.",
+)
+
+
+def recommendation_goal(rec: Recommendation) -> str:
+    """Return what the recommendation was asked to meet, and whether it does."""
+    goal = f"KL ≤ {figure(rec.target_kl)}" if math.isnan(rec.budget) else f"{rec.budget:g} bits per value"
+    return goal if rec.feasible else f"{goal}: not reachable ({rec.reason})" if rec.reason else f"{goal}: not reachable"
+
+
+def kl_limit(report: Report) -> tuple[str, float]:
+    """Return the name and the value of the limit on mean KL to draw: the gate's, else the balanced level's."""
+    limits = [check.limit for check in report.gate.checks if check.metric == "kl" and check.limit > 0]
+    return (report.gate.name, min(limits)) if limits else ("balanced", 0.02)
+
+
+def level_limits(metric: str) -> list[tuple[str, float]]:
+    """Return the limits of a metric's mean by gate level, strict first."""
+    return {"kl": [("strict", 0.001), ("balanced", 0.02), ("lenient", 0.06)]}.get(metric, [])
+
+
+def base_metric(metric: str) -> str:
+    """Return the id in METRICS of an id with a suffix: "cos" for "cos_p01"."""
+    for suffix in ("_p01", "_p99", "_p05", "_p95", "_min", "_max", "_worst"):
+        if metric.endswith(suffix):
+            return metric.removesuffix(suffix)
+    return metric
