@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tqtool.errors import InputError
+from tqtool.errors import InputError, IntegrityError
 from tqtool.report import (
     METRICS,
     SCHEMA,
@@ -169,7 +169,7 @@ def test_a_key_with_a_default_may_be_absent_and_an_unknown_key_is_ignored(tiny_r
     ("change", "message"),
     [
         (lambda p: p.pop("rows"), "r.json: report: 'rows' is missing"),
-        (lambda p: p.update(schema="tqtool.validate/2"), "schema is 'tqtool.validate/2'"),
+        (lambda p: p.update(schema="tqtool.compare/1"), "schema is 'tqtool.compare/1'"),
         (lambda p: p["rows"][0].update(level="superb"), "report.rows[0].level: 'superb' is none of"),
         (lambda p: p["rows"][0].update(shared_bytes=True), "report.rows[0].shared_bytes: expected int"),
         (lambda p: p["rows"][0].update(pair_bytes="1"), "report.rows[0].pair_bytes: expected float"),
@@ -196,3 +196,24 @@ def test_what_is_no_report_is_refused(text: str) -> None:
 def test_every_metric_is_described_under_its_own_id() -> None:
     assert all(metric.id == key and metric.title for key, metric in METRICS.items())
     assert Params(configs=("K4/V4",)).seeds == (0,)
+
+
+def test_a_later_schema_asks_for_an_upgrade(tiny_report: Report) -> None:
+    text = report_to_json(tiny_report).replace(SCHEMA, "tqtool.validate/2")
+    with pytest.raises(IntegrityError, match="written as tqtool.validate/2; this tqtool reads tqtool.validate/1"):
+        report_from_json(text)
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 400, "-1" + "0" * 400, "NaN", "Infinity", "1e999"])
+def test_a_number_that_is_no_finite_float_is_refused(tiny_report: Report, value: str) -> None:
+    plain = json.loads(report_to_json(tiny_report))
+    plain["sources"][0]["scale"] = "HERE"
+    with pytest.raises(InputError, match="scale: expected float"):
+        report_from_json(json.dumps(plain).replace('"HERE"', value))
+
+
+def test_half_a_surrogate_pair_is_refused(tiny_report: Report) -> None:
+    plain = json.loads(report_to_json(tiny_report))
+    plain["command"] = "\ud800"
+    with pytest.raises(InputError, match="command: .* is not valid text"):
+        report_from_json(json.dumps(plain))

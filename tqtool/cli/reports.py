@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tqtool.cli import output
 from tqtool.cli.renderings import (
     ForceOption,
     FormatOption,
@@ -21,6 +20,7 @@ from tqtool.cli.renderings import (
     print_report,
     write_outputs,
 )
+
 if TYPE_CHECKING:
     from tqtool.report import Report
 
