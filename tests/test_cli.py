@@ -1,0 +1,132 @@
+"""The command line's frame: global options, exit statuses, where errors become lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import Run
+
+import tqtool as package
+from tqtool.cli.app import hoist_global_options
+
+
+def test_version_and_help_answer_on_stdout(tqtool: Run) -> None:
+    assert tqtool("--version").stdout == f"tqtool {package.__version__}\n"
+    assert tqtool("-V").returncode == 0
+    assert "Commands:" in tqtool("-h").stdout
+    assert tqtool("size", "-h").returncode == 0
+
+
+def test_help_is_quick(tqtool: Run) -> None:
+    begun = time.perf_counter()
+    tqtool("--help")
+    assert time.perf_counter() - begun < 3  # 0.1 s; only a heavy import would come near
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["size", "-q", "--tokens", "3"], ["-q", "size", "--tokens", "3"]),
+        (["size", "--threads", "2"], ["--threads", "2", "size"]),
+        (["size", "--threads=2", "-vv"], ["--threads=2", "-vv", "size"]),
+        (["size", "--", "-q"], ["size", "--", "-q"]),
+        (["size", "--threads"], ["--threads", "size"]),
+    ],
+)
+def test_global_options_may_stand_anywhere(given: list[str], expected: list[str]) -> None:
+    assert hoist_global_options(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["siz"], "tqtool: error[usage]: No such command 'siz'. Did you mean 'size'?"),
+        (["size", "--tokenz", "3"], "tqtool: error[usage]: No such option: --tokenz"),
+        (["size", "--tokens"], "tqtool: error[usage]: Option '--tokens' requires"),
+        (["--threads", "0", "size"], "tqtool: error[usage]: Invalid value for '--threads'"),
+        (["--color", "maybe", "size"], "tqtool: error[usage]: Invalid value for '--color'"),
+        (["size", "extra"], "tqtool: error[usage]: Got unexpected extra argument"),
+    ],
+)
+def test_usage_errors_are_one_line_and_status_2(tqtool: Run, arguments: list[str], line: str) -> None:
+    result = tqtool(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(line)
+    assert result.stderr.splitlines()[1:] == ["  hint: tqtool --help lists the commands and their options"]
+
+
+def test_json_carries_the_error_too(tqtool: Run) -> None:
+    result = tqtool("size", "--model", "absent.json", "--json")
+    assert json.loads(result.stdout) == {
+        "schema": "tqtool.error/1",
+        "code": "not-found",
+        "exit": 3,
+        "message": "absent.json: no such file",
+        "hint": None,
+        "path": "absent.json",
+    }
+
+
+def test_twice_verbose_shows_the_traceback(tqtool: Run) -> None:
+    assert "Traceback" not in tqtool("size", "--model", "absent.json", "-v").stderr
+    assert "Traceback" in tqtool("size", "--model", "absent.json", "-vv").stderr
+
+
+def test_a_bug_is_reported_as_such(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from tqtool.cli import app
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("seven")
+
+    monkeypatch.setattr(app, "app", broken)
+    monkeypatch.setattr(sys, "argv", ["tqtool", "size"])
+    previous = signal.getsignal(signal.SIGPIPE)
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    signal.signal(signal.SIGPIPE, previous)
+    assert ended.value.code == 70
+    assert "error[bug]: ZeroDivisionError('seven'); please report it" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_status_130_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tqtool.cli import app
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "app", interrupted)
+    monkeypatch.setattr(sys, "argv", ["tqtool", "size"])
+    previous = signal.getsignal(signal.SIGPIPE)
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    signal.signal(signal.SIGPIPE, previous)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.startswith("tqtool: error[interrupted]: ")
+
+
+def test_a_closed_pipe_ends_quietly() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.run(
+        [sys.executable, "-m", "tqtool", "size"], stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    assert process.returncode == -signal.SIGPIPE
+    assert process.stderr == b""
+
+
+def test_tables_off_a_terminal_are_plain(tqtool: Run) -> None:
+    text = tqtool("size").stdout
+    assert text.isascii()
+    assert "\x1b" not in text
+    assert "\x1b" not in tqtool("siz").stderr
+    assert "\x1b[31m" in tqtool("size", "-c", "k4", "--color", "always").stderr
