@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tqtool.attention import Array, AttentionConfig, attention, attention_mask, check_inputs, is_float, query_blocks
 from tqtool.codebook import Law
-from tqtool.codec import BLOCK_ROWS, CodecSpec, Encoded, ScaleRule, encode, refusal
+from tqtool.codec import BLOCK_BYTES, CodecSpec, Encoded, ScaleRule, encode, refusal
 from tqtool.errors import InputError, UsageError
 from tqtool.fused import fused_attention
 from tqtool.sizes import UNTOUCHED, KVConfig, Meta
@@ -289,4 +289,4 @@ def _float32(x: Array) -> Rows:
 
 def _encode(x: Rows, spec: CodecSpec) -> Encoded:
     """Starting threads costs more than encoding a few tokens."""
-    return encode(x, spec, threads=1 if x.size <= BLOCK_ROWS * spec.dim else None)
+    return encode(x, spec, threads=1 if x.nbytes <= BLOCK_BYTES else None)
