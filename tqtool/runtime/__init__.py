@@ -1,12 +1,228 @@
-"""The C runtime, where it was compiled: the same two operations as `reference`, the same bits, much faster."""
+"""The C runtime, where it was compiled: the same operations as `reference`, the same bits, much faster.
+
+Every call releases the interpreter lock, so threads run side by side; arrays are handed over as they lie in memory,
+after their shapes and types were checked. `turboquant.h` beside this file says what the functions do.
+"""
 
 from __future__ import annotations
 
-from tqtool.reference import decode_rows, encode_rows
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["available", "decode_rows", "encode_rows"]
+import numpy as np
+from numpy.typing import NDArray
+
+from tqtool.units import ordered_map
+
+if TYPE_CHECKING:
+    from tqtool.codec import CodecSpec, Encoded
+
+try:
+    from tqtool.runtime._turboquant import ffi, lib
+except ImportError:  # not compiled: the reference serves
+    lib = ffi = None
+
+_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}  # enum fa_tq_type
 
 
 def available() -> bool:
     """Return whether the compiled runtime is loaded."""
-    return False
+    return lib is not None
+
+
+def instructions() -> str:
+    """Return the instruction set in use: "avx2" or "plain"; "" without the runtime."""
+    return "" if lib is None else str(ffi.string(lib.fa_tq_instructions(ffi.NULL)).decode())
+
+
+def selftest() -> str:
+    """Return "" if every instruction set of this build gives the golden bits, else what is wrong."""
+    error = lib.fa_tq_selftest()
+    return "" if error == 0 else str(ffi.string(lib.fa_tq_strerror(error)).decode())
+
+
+def encode_rows(
+    rows: NDArray[np.floating],
+    spec: CodecSpec,
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    norms: NDArray[np.float32],
+    *,
+    plain: bool = False,
+) -> int:
+    """Encode rows (n, dim), float32, float16 or bfloat16, into codes (n, code_bytes), scales (n,) and norms (n,).
+
+    Returns -1, or the index of the first row whose norm is not finite or exceeds 2^120. `plain` keeps to the kernels
+    without special instructions, for tests.
+    """
+    count = len(rows)
+    assert rows.shape == (count, spec.dim)
+    assert codes.shape == (count, spec.code_bytes)
+    assert scales.shape == norms.shape == (count,)
+    bad = ffi.new("size_t *")
+    error = lib.fa_tq_encode(
+        _state(spec, spec, plain=plain),
+        True,
+        ffi.from_buffer(rows.view(np.uint8)),
+        _TYPES[rows.dtype.name],
+        count,
+        _bytes(codes, written=True),
+        _floats(scales, written=True),
+        False,
+        _floats(norms, written=True),
+        1,
+        bad,
+    )
+    if error in (lib.FA_TQ_ERR_VALUE, lib.FA_TQ_ERR_NORM):
+        return int(bad[0])
+    assert error == 0, error
+    return -1
+
+
+def decode_rows(
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    spec: CodecSpec,
+    out: NDArray[np.float32],
+    *,
+    plain: bool = False,
+) -> None:
+    """Decode codes (n, code_bytes) and scales (n,) into out (n, dim): the inverse of `encode_rows`."""
+    count = len(codes)
+    assert codes.shape == (count, spec.code_bytes)
+    assert scales.shape == (count,)
+    assert out.shape == (count, spec.dim)
+    state = _state(spec, spec, plain=plain)
+    error = lib.fa_tq_decode(state, True, _bytes(codes), _floats(scales), False, 1, count, _floats(out, written=True))
+    assert error == 0, error
+
+
+def rotate_rows(rows: NDArray[np.float32], spec: CodecSpec, *, inverse: bool = False) -> NDArray[np.float32]:
+    """Return the rotated rows (n, dim), or with `inverse` the unrotated ones."""
+    assert rows.ndim == 2
+    assert rows.shape[1] == spec.dim
+    state, out = _state(spec, spec), np.empty(rows.shape, np.float32)
+    turn = lib.fa_tq_rotate_inverse if inverse else lib.fa_tq_rotate
+    for source, target in zip(rows, out, strict=True):
+        turn(state, _floats(source), _floats(target, written=True))
+    return out
+
+
+def attend(
+    q: NDArray[np.float32],
+    keys: Encoded,
+    values: Encoded,
+    *,
+    scale: float,
+    causal: bool = False,
+    tokens: int | Sequence[int] | None = None,
+    threads: int | None = None,
+) -> NDArray[np.float32]:
+    """Return the attention of q (batch, q_len, q_heads, dim) on packed keys and values, same shape as q.
+
+    keys and values are `Encoded` of lead shape (batch, slots, kv_heads), one dim and one seed; any strides but in the
+    last axes. The first `tokens` slots are read
+    (default: all; one number, or one per batch entry). Query head h reads head h // (q_heads / kv_heads).
+    With `causal` the queries are the newest: query i sees tokens - q_len + 1 + i tokens; one that sees none
+    gives zeros. Float32 throughout; the same bits for any number of threads.
+    """
+    batch, q_len, q_heads, dim = q.shape
+    slots, kv_heads = keys.codes.shape[1:3]
+    lengths = np.broadcast_to(slots if tokens is None else tokens, batch).tolist()
+    assert dim == keys.spec.dim == values.spec.dim
+    assert keys.spec.seed == values.spec.seed
+    assert keys.codes.shape[:3] == values.codes.shape[:3] == (batch, slots, kv_heads)
+    assert q_heads % kv_heads == 0
+    assert all(0 <= length <= slots for length in lengths)
+    group = q_heads // kv_heads
+    q = np.ascontiguousarray(q, np.float32)
+    out = np.empty_like(q)
+    state = _state(keys.spec, values.spec)
+    queries = max(1, QUERY_ROWS // group)  # causal rows in blocks: bounds the scratch, skips what none of them sees
+
+    def attend_unit(unit: tuple[int, int, int]) -> None:
+        b, head, first = unit
+        rows = min(queries, q_len - first)
+        seen = max(0, lengths[b] - (q_len - first - rows)) if causal else lengths[b]
+        sides = [_packed(side, b) for side in (keys, values)]
+        scratch = np.empty(lib.fa_tq_attend_scratch(state, seen, rows, group), np.float32)
+        error = lib.fa_tq_attend(
+            state,
+            *sides,
+            seen,
+            head,
+            1,
+            _floats(q[b, first:]),
+            rows,
+            q_heads,
+            group,
+            scale,
+            causal,
+            _floats(scratch, written=True),
+            _floats(out[b, first:], written=True),
+        )
+        assert error == 0, error
+
+    units = [(b, h, first) for b in range(batch) for h in range(kv_heads) for first in range(0, q_len, queries)]
+    for _ in ordered_map(attend_unit, units, threads=threads):
+        pass
+    return out
+
+
+QUERY_ROWS = 16  # queries that share one pass over the keys
+
+
+def _packed(side: Encoded, batch: int) -> Any:
+    codes, meta = side.codes[batch], side.meta[batch]
+    assert codes.strides[-1] == 1 or codes.shape[-1] == 1
+    assert meta.ndim == 2 or meta.strides[-1] == meta.itemsize
+    assert all(stride % meta.itemsize == 0 for stride in meta.strides)
+    return ffi.new(
+        "fa_tq_packed *",
+        {
+            "codes": ffi.cast("uint8_t *", codes.ctypes.data),
+            "code_token_stride": codes.strides[0],
+            "code_head_stride": codes.strides[1],
+            "scales": ffi.cast("void *", meta.ctypes.data),
+            "scale_token_stride": meta.strides[0] // meta.itemsize,
+            "scale_head_stride": meta.strides[1] // meta.itemsize,
+            "bf16": side.spec.meta == "bf16",
+        },
+    )
+
+
+@cache
+def _state(keys: CodecSpec, values: CodecSpec, *, plain: bool = False) -> Any:
+    """Return the C state of these tables; it never changes, so all threads share it."""
+    tables, alive = [], []
+    for spec in (keys, values):
+        boundaries, centroids = (_floats(np.array(part, np.float32)) for part in spec.book.tables)
+        alive += [boundaries, centroids]
+        tables.append(
+            ffi.new(
+                "fa_tq_table *",
+                {
+                    "bits": spec.bits,
+                    "scale_rule": getattr(lib, f"FA_TQ_{spec.scale_rule.upper()}"),
+                    "boundaries": boundaries,
+                    "centroids": centroids,
+                },
+            )
+        )
+    state = lib.fa_tq_init_with(keys.dim, *tables, keys.seed)
+    if state == ffi.NULL:
+        raise MemoryError(f"no runtime state for {keys}")
+    if plain:
+        lib.fa_tq_use_plain(state)
+    return ffi.gc(state, lib.fa_tq_free)
+
+
+def _floats(array: NDArray[np.float32], *, written: bool = False) -> Any:
+    assert array.dtype == np.float32
+    return ffi.from_buffer("float[]", array, require_writable=written)
+
+
+def _bytes(array: NDArray[np.uint8], *, written: bool = False) -> Any:
+    assert array.dtype == np.uint8
+    return ffi.from_buffer("uint8_t[]", array, require_writable=written)

@@ -1,0 +1,73 @@
+"""Inputs and comparison for the law that runtime and reference agree on every bit; used here and by tests/slow."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from tqtool import reference, runtime
+from tqtool.codec import CodecSpec
+from tqtool.rotation import unrotate
+
+DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+def hard_rows(dim: int, bits: int, count: int, seed: int, dtype: np.dtype) -> NDArray[np.generic]:
+    """Rows (count, dim): one of each fault class, in random places, among normal ones."""
+    rng = np.random.default_rng([dim, bits, count, seed])
+    rows = rng.standard_normal((count, dim)).astype(np.float32)
+    index = np.arange(dim)
+    boundaries = CodecSpec(dim, bits).book.tables[0]
+    on_boundaries = boundaries[rng.integers(len(boundaries), size=dim)]
+    special = (
+        0 * rows[0],
+        -0.0 * rows[0],
+        np.full(dim, 3.0),
+        np.where(index == dim // 3, -2.0, 0.0),
+        np.where(index % 2, 1.0, -1.0),  # a Walsh row
+        np.where((index & 5) % 3 % 2, 1.0, -1.0),
+        rows[0] * 1e-42,
+        rows[0] * 1e-30,
+        rows[0] * 1e30,
+        np.where(index == 1, 1e30, 1e-30),
+        unrotate(on_boundaries, seed),  # comes out on the boundaries, or beside them
+        np.full(dim, -1.17e-38),
+    )
+    for place, row in zip(rng.permutation(count), special, strict=False):
+        rows[place] = row
+    if dtype == np.float16:
+        rows = np.clip(rows, -60000, 60000)
+    return rows.astype(dtype)
+
+
+def outputs(
+    engine: str, rows: NDArray[np.generic], spec: CodecSpec, scales: NDArray[np.float32] | None = None
+) -> dict[str, NDArray[np.generic]]:
+    """What `engine` ("reference", "plain" or "best") makes of the rows; decodes with its own or the given scales."""
+    count = len(rows)
+    codes = np.empty((count, spec.code_bytes), np.uint8)
+    own, norms = np.empty((2, count), np.float32)
+    decoded = np.empty((count, spec.dim), np.float32)
+    if engine == "reference":
+        bad = reference.encode_rows(rows, spec, codes, own, norms)
+        reference.decode_rows(codes, own if scales is None else scales, spec, decoded)
+    else:
+        plain = engine == "plain"
+        bad = runtime.encode_rows(rows, spec, codes, own, norms, plain=plain)
+        runtime.decode_rows(codes, own if scales is None else scales, spec, decoded, plain=plain)
+    assert bad == -1
+    return {"codes": codes, "scales": own, "norms": norms, "decoded": decoded}
+
+
+def differences(rows: NDArray[np.generic], spec: CodecSpec, engines: tuple[str, ...] = ("best", "plain")) -> list[str]:
+    """One line for each output of an engine that differs from the reference in a bit; [] is the law."""
+    expected = outputs("reference", rows, spec)
+    found = []
+    for engine in engines:
+        actual = outputs(engine, rows, spec)
+        for name, array in expected.items():
+            if array.tobytes() != actual[name].tobytes():
+                unequal = (array != actual[name]).reshape(len(rows), -1).any(axis=1)
+                found.append(f"{spec} {rows.dtype} n={len(rows)} {engine}: {name} of rows {np.flatnonzero(unequal)}")
+    return found

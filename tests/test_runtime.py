@@ -1,0 +1,126 @@
+"""The C runtime against the reference, bit for bit, and its attention against plain formulas."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from equality import DTYPES, differences, hard_rows
+from numpy.testing import assert_allclose, assert_array_equal
+
+from tqtool import runtime
+from tqtool.codec import SCALE_RULES, CodecSpec, decode, encode
+from tqtool.rotation import rotate, unrotate
+
+pytestmark = pytest.mark.skipif(not runtime.available(), reason="the C runtime was not compiled")
+
+SAMPLE = 120  # of the whole matrix, which tests/slow/equality.py runs
+DIMS = (16, 20, 24, 28, 36, 60, 64, 72, 80, 96, 104, 112, 128, 144, 160, 192, 200, 256, 576, 1024)
+
+
+def sample() -> list[tuple[int, int, str, int, int]]:
+    rng = np.random.default_rng(0)
+    return [
+        (
+            DIMS[i % len(DIMS)],
+            int(rng.integers(1, 9)),
+            SCALE_RULES[rng.integers(4)],
+            int(rng.choice([1, 2, 7, 8, 9, 16, 33])),
+            int(rng.integers(3)),
+        )
+        for i in range(SAMPLE)
+    ]
+
+
+@pytest.mark.parametrize(("dim", "bits", "rule", "count", "dtype"), sample())
+def test_runtime_and_reference_agree_on_every_bit(dim: int, bits: int, rule: str, count: int, dtype: int) -> None:
+    spec = CodecSpec(dim, bits, scale_rule=rule, seed=dim % 3)  # type: ignore[arg-type]
+    assert differences(hard_rows(dim, bits, count, spec.seed, DTYPES[dtype]), spec) == []
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_rotations_agree_on_every_bit(dim: int) -> None:
+    rows = np.random.default_rng(dim).standard_normal((3, dim)).astype(np.float32)
+    spec = CodecSpec(dim, 1, seed=5)
+    assert runtime.rotate_rows(rows, spec).tobytes() == rotate(rows, 5).tobytes()
+    assert runtime.rotate_rows(rows, spec, inverse=True).tobytes() == unrotate(rows, 5).tobytes()
+
+
+@pytest.mark.parametrize("meta", ["range", "f32", "bf16"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_public_codec_gives_the_reference_bytes(meta: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(1).standard_normal((3, 257, 96)).astype(np.float32)
+    spec = CodecSpec(96, 3, meta=meta)  # type: ignore[arg-type]
+    fast = encode(x, spec, threads=threads)
+    fast_decoded = decode(fast, threads=threads)
+    monkeypatch.setenv("TQTOOL_ENGINE", "reference")
+    slow = encode(x, spec, threads=1)
+    assert fast.codes.tobytes() == slow.codes.tobytes()
+    assert fast.meta.tobytes() == slow.meta.tobytes()
+    assert fast_decoded.tobytes() == decode(slow, threads=1).tobytes()
+
+
+@pytest.mark.parametrize(("value", "bad"), [(np.nan, 11), (np.inf, 11), (-np.inf, 11), (1e38, 11), (1e36, -1)])
+def test_the_first_refused_row_is_named(value: float, bad: int) -> None:
+    spec = CodecSpec(64, 4)
+    rows = np.ones((20, 64), np.float32)
+    rows[11, 63] = value
+    rows[17, 0] = rows[19, 5] = np.float32(1) if bad < 0 else np.float32(np.nan)
+    codes, scales, norms = np.empty((20, spec.code_bytes), np.uint8), np.empty(20, np.float32), np.empty(20, np.float32)
+    for plain in (False, True):
+        assert runtime.encode_rows(rows, spec, codes, scales, norms, plain=plain) == bad
+
+
+def test_every_instruction_set_gives_the_golden_bits() -> None:
+    assert runtime.selftest() == ""
+    assert runtime.instructions() in ("avx2", "plain")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("dim", "tokens", "heads", "group", "q_len"),
+    [(128, 300, 2, 1, 1), (96, 130, 1, 4, 3), (20, 5, 2, 3, 40), (1024, 9, 1, 1, 2), (80, 33, 2, 2, 20)],
+)
+@pytest.mark.parametrize(("key_bits", "value_bits", "meta"), [(4, 2, "range"), (3, 3, "f32"), (8, 1, "bf16")])
+def test_fused_attention_equals_decoding_first(
+    dim: int, tokens: int, heads: int, group: int, q_len: int, causal: bool, key_bits: int, value_bits: int, meta: str
+) -> None:
+    rng = np.random.default_rng(dim)
+    k, v = rng.standard_normal((2, 2, tokens, heads, dim)).astype(np.float32)
+    q = rng.standard_normal((2, q_len, heads * group, dim)).astype(np.float32)
+    keys = encode(k, CodecSpec(dim, key_bits, meta=meta))  # type: ignore[arg-type]
+    values = encode(v, CodecSpec(dim, value_bits, meta=meta))  # type: ignore[arg-type]
+    scale = 2 / np.sqrt(dim)
+    out = runtime.attend(q, keys, values, scale=scale, causal=causal, threads=1)
+    whole = decode(keys).astype(np.float64).repeat(group, axis=2)
+    scores = np.einsum("bqhd,bthd->bhqt", q.astype(np.float64), whole) * scale
+    seen = np.tri(q_len, tokens, tokens - q_len, dtype=bool) if causal else np.ones((q_len, tokens), bool)
+    weights = np.where(seen, np.exp(scores - scores.max(axis=-1, keepdims=True)), 0)
+    weights /= np.maximum(weights.sum(axis=-1, keepdims=True), 1e-300)
+    expected = np.einsum("bhqt,bthd->bqhd", weights, decode(values).astype(np.float64).repeat(group, axis=2))
+    assert_allclose(out, expected, rtol=0, atol=4e-6 * np.abs(expected).max())
+    assert out.tobytes() == runtime.attend(q, keys, values, scale=scale, causal=causal, threads=2).tobytes()
+
+
+def test_attention_reads_the_first_tokens_of_each_batch_entry() -> None:
+    rng = np.random.default_rng(3)
+    k, v = rng.standard_normal((2, 2, 50, 2, 64)).astype(np.float32)
+    q = rng.standard_normal((2, 1, 2, 64)).astype(np.float32)
+    keys, values = encode(k, CodecSpec(64, 4)), encode(v, CodecSpec(64, 2))
+    both = runtime.attend(q, keys, values, scale=0.125, tokens=[7, 50])
+    assert_array_equal(both[1], runtime.attend(q, keys, values, scale=0.125)[1])
+    short = encode(k[:1, :7], CodecSpec(64, 4)), encode(v[:1, :7], CodecSpec(64, 2))
+    assert_array_equal(both[0], runtime.attend(q[:1], *short, scale=0.125)[0])
+    assert_array_equal(runtime.attend(q, keys, values, scale=0.125, tokens=0), 0)
+
+
+def test_the_package_works_without_the_compiled_runtime() -> None:
+    program = (
+        "import sys; sys.modules['tqtool.runtime._turboquant'] = None\n"
+        "import numpy as np, tqtool.codec as codec\n"
+        "assert codec.engine() == 'reference'\n"
+        "codec.decode(codec.encode(np.ones((2, 64), np.float32), codec.CodecSpec(64)))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
