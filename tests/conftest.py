@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+# As `tqtool validate` does: our threads times BLAS threads fight for the cores. Read when NumPy is first loaded.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

@@ -1,8 +1,7 @@
 """The Report: everything one `validate` run measured, as values and without text layout.
 
-Every output (terminal, TSV, JSON, Markdown, JUnit, HTML) is a pure function of this value. A float that could
-not be measured is NaN, and the value that holds it says why in its `reason`; nothing is ever infinite. Only
-`run` differs between two runs with the same inputs and options.
+Every output is a pure function of this value. A float that could not be measured is NaN, and the value that holds it
+says why in its `reason`; nothing is infinite. Only `run` differs between two runs with the same inputs and options.
 """
 
 from collections.abc import Mapping
@@ -10,11 +9,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 SCHEMA = "tqtool.validate/1"  # keys are only ever added within one number
+NAN = float("nan")
 METRIC_VERSION = 1  # raised when a formula changes and figures stop being comparable
 
 Better = Literal["higher", "lower", "neither"]
 Side = Literal["K", "V", "both", "context"]
 Status = Literal["pass", "fail", "unverified", "error"]
+ScaleRule = Literal["match", "norm", "lsq", "unbiased"]
 Level = Literal["strict", "balanced", "lenient", "none"]
 
 
@@ -51,6 +52,8 @@ METRICS: Mapping[str, Metric] = {
         Metric("kl", "attention KL divergence", "nats", "lower", "K"),
         Metric("kl_nosink", "attention KL without the first tokens", "nats", "lower", "K"),
         Metric("sigma_a", "score noise", "nats", "lower", "K"),
+        Metric("sigma_rms", "score noise, root mean square over the queries of a head", "nats", "lower", "K"),
+        Metric("sigma_pred", "the same, predicted without quantizing", "nats", "lower", "K"),
         Metric("tv", "share of attention moved", "", "lower", "K"),
         Metric("top1_decisive", "same arg-max where it is decisive", "", "higher", "K"),
         Metric("mass_8", "mass kept by the top 8", "", "higher", "K"),
@@ -167,6 +170,8 @@ class Source:
     iid: bool  # looks like independent Gaussian data: says nothing about a model
     min_key_bits: Mapping[str, int]  # "L07" -> bits that sigma_pred asks for at the KL target
     notes: tuple[str, ...]  # what was taken for what
+    sink_share: float = NAN  # attention on the first `nosink_tokens` keys, mean over heads
+    outlier_share: float = NAN  # of the keys' energy about their mean in the strongest 2.5 % of channels, median head
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +263,10 @@ class Params:
     configs: tuple[str, ...]
     baselines: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0,)
-    law: str = "beta"
-    key_scale_rule: str = "match"
-    value_scale_rule: str = "match"
-    meta: str = "range"
+    law: Literal["beta", "sphere", "gaussian"] = "beta"
+    key_scale_rule: ScaleRule = "match"
+    value_scale_rule: ScaleRule = "match"
+    meta: Literal["range", "f32", "bf16"] = "range"
     causal: bool | None = None  # None: causal where the shapes allow it, synthetic sets never
     window: int | None = None
     attention_scale: str = ""  # "" = the manifest's, else 1/sqrt(dim)
@@ -272,7 +277,7 @@ class Params:
     residual_window: int = 0
     sink_tokens: int = 0
     nosink_tokens: int = 1  # the first so many tokens are left out of the *_nosink metrics
-    synthetic_seed: int = 0
+    synthetic_seed: int = 1
     synthetic_recipe: int = 1
     bootstrap_draws: int = 1000
 
@@ -281,7 +286,7 @@ class Params:
 class Report:
     """One measurement, complete."""
 
-    tool: str  # "tqtool 0.1.0"
+    tool: str
     command: str  # reproduces the numbers
     inputs: tuple[Input, ...]
     params: Params

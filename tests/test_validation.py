@@ -1,0 +1,344 @@
+"""validate(): known figures of real dumps and of the specification, the control, options, determinism."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import naive_metrics as naive
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from tqtool import measure as measure_module
+from tqtool import validation
+from tqtool.codec import CodecSpec, decode, encode
+from tqtool.coders import SidePlan
+from tqtool.dataset import Dataset, evenly, from_arrays, from_dump, from_synthetic, heads_of
+from tqtool.dumps import load_dump, sample_dump_path
+from tqtool.errors import BugError, InputError
+from tqtool.report import Params, Report, Row
+from tqtool.report_json import report_to_json
+from tqtool.synthetic import synthetic_set
+from tqtool.validation import validate
+
+CONFIGS = ("K2/V2", "K3/V2", "K4/V2", "K3/V3", "K4/V3", "K4/V4")  # in no order of damage
+
+
+def rows_by_config(report: Report) -> dict[str, Row]:
+    return {row.config: row for row in report.rows}
+
+
+def means(report: Report, metric: str) -> dict[str, float]:
+    return {row.config: row.metrics[metric].mean for row in report.rows if row.kind != "control"}
+
+
+def last_queries(data: Dataset, count: int) -> Dataset:
+    def load(index: int):  # type: ignore[no-untyped-def]
+        q, k, v = data.load(index)
+        return q[:, -count:], k, v
+
+    return replace(data, load=load, queries=count)
+
+
+@pytest.fixture(scope="module")
+def smollm(shared_dumps: Path) -> Report:
+    return validate([from_dump(load_dump(shared_dumps / "smollm2-135m" / "kv"))], Params(CONFIGS))
+
+
+@pytest.fixture(scope="module")
+def shared_dumps() -> Path:
+    folder = Path(__file__).resolve().parents[2] / "shared" / "dumps"
+    if not folder.is_dir():
+        pytest.skip("../shared/dumps (real dumps) is not beside this checkout")
+    return folder
+
+
+def test_the_real_dump_gives_the_known_cosines(smollm: Report) -> None:
+    known = {"K4/V4": 0.990, "K4/V3": 0.984, "K4/V2": 0.962, "K3/V3": 0.963, "K3/V2": 0.942, "K2/V2": 0.879}
+    for config, cos in means(smollm, "cos").items():
+        assert abs(cos - known[config]) <= 0.004, config
+    worst = {config: row.metrics["cos"].worst_layer for config, row in rows_by_config(smollm).items()}
+    for config, cos in {"K4/V4": 0.981, "K4/V2": 0.942, "K3/V3": 0.928, "K2/V2": 0.781}.items():
+        assert abs(worst[config] - cos) <= 0.006, config
+    assert_allclose([means(smollm, "kl")[config] for config in ("K4/V4", "K4/V3", "K4/V2")], 0.027, atol=0.002)
+
+
+def test_kl_then_read_out_error_rank_as_perplexity_does_and_cosine_does_not(smollm: Report) -> None:
+    kl, readout, cos = (means(smollm, metric) for metric in ("kl", "v_readout_err", "cos"))
+    by_damage = sorted(CONFIGS, key=lambda config: (kl[config], readout[config]))
+    assert by_damage == ["K4/V4", "K4/V3", "K4/V2", "K3/V3", "K3/V2", "K2/V2"]  # the order of dumps/README.md
+    assert cos["K3/V3"] > cos["K4/V2"]
+    assert any(f.rule == "cosine_order" and "K4/V2 and K3/V3" in f.sentence for f in smollm.diagnosis)
+
+
+def test_the_second_real_dump_gives_the_known_cosines(shared_dumps: Path) -> None:
+    data = last_queries(from_dump(load_dump(shared_dumps / "qwen2-tiny-hd64" / "kv")), 256)
+    report = validate([data], Params(CONFIGS))
+    known = {"K4/V4": 0.995, "K4/V3": 0.989, "K4/V2": 0.965, "K3/V3": 0.983, "K3/V2": 0.959, "K2/V2": 0.938}
+    for config, cos in means(report, "cos").items():
+        assert abs(cos - known[config]) <= 0.004, config
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("gaussian", {"K4/V2": 0.936, "K4/V3": 0.978, "K4/V4": 0.991, "K3/V2": 0.925, "K2/V2": 0.890, "K3/V3": 0.967}),
+        (
+            "correlated",
+            {"K4/V2": 0.977, "K4/V3": 0.991, "K4/V4": 0.995, "K3/V2": 0.968, "K2/V2": 0.943, "K3/V3": 0.982},
+        ),
+    ],
+)
+def test_the_specifications_columns_are_reproduced(name: str, known: dict[str, float]) -> None:
+    report = validate([from_synthetic(synthetic_set(name))], Params(CONFIGS))
+    for config, row in rows_by_config(report).items():
+        if row.kind == "control":
+            continue
+        assert abs(row.metrics["cos"].mean - known[config]) <= (0.01 if config == "K2/V2" else 0.004), config
+        if name == "gaussian":
+            assert abs(row.predicted["cos"] - known[config]) < 0.0006
+            assert row.metrics["k_distortion_ratio"].mean >= 0.97
+        assert row.metrics["distortion_ratio"].mean <= 1.03
+        assert row.verdict.startswith(("implementation healthy on synthetic data", "below lenient on synthetic"))
+    assert rows_by_config(report)["K4/V2"].published == {"cos": "~0.94" if name == "gaussian" else "~0.975"}
+
+
+def test_theory_predicts_kl_and_read_out_error_on_gaussian_data() -> None:
+    report = validate([from_synthetic(synthetic_set("gaussian"))], Params(CONFIGS))
+    for row in report.rows[1:]:
+        for metric in ("kl", "v_readout_err"):
+            assert_allclose(row.metrics[metric].mean, row.predicted[metric], rtol=0.06)
+        assert_allclose(row.metrics["sigma_rms"].mean, row.metrics["sigma_pred"].mean, rtol=0.05)
+
+
+def plain_report_values(q, k, v, bits: tuple[int, int], seed: int) -> dict[str, float]:  # type: ignore[no-untyped-def]
+    """One causal head, every query by plain loops."""
+    kh, vh = (decode(encode(x, CodecSpec(x.shape[1], b, seed=seed))) for x, b in zip((k, v), bits, strict=True))
+    found: dict[str, list[float]] = {"cos": [], "kl": [], "v_readout_err": [], "rel_err_konly": [], "tv": []}
+    for i in range(len(q)):
+        stop = len(k) - len(q) + i + 1
+        scale = 1 / math.sqrt(q.shape[1])
+        s, t = ([scale * float(np.dot(q[i].astype(float), row.astype(float))) for row in x[:stop]] for x in (k, kh))
+        p, o = naive.softmax(s), naive.softmax(t)
+        exact, restored = v[:stop].astype(float).tolist(), vh[:stop].astype(float).tolist()
+        out = naive.mix(p, exact)
+        found["cos"].append(naive.cosine(out, naive.mix(o, restored)))
+        found["kl"].append(naive.kl(p, o))
+        found["v_readout_err"].append(naive.rel_err(out, naive.mix(p, restored)))
+        found["rel_err_konly"].append(naive.rel_err(out, naive.mix(o, exact)))
+        found["tv"].append(naive.tv(p, o))
+    return {metric: math.fsum(values) / len(values) for metric, values in found.items()}
+
+
+def test_one_causal_head_agrees_with_plain_loops() -> None:
+    rng = np.random.default_rng(2)
+    q, k, v = (rng.standard_normal((n, 32)).astype(np.float32) for n in (9, 40, 40))
+    report = validate([from_arrays(k[None], v[None], q[None])], Params(("K3/V2",), seeds=(5,)))
+    expected = plain_report_values(q, k, v, (3, 2), 5)
+    for metric, value in expected.items():
+        assert_allclose(report.rows[1].metrics[metric].mean, value, rtol=1e-9, err_msg=metric)
+
+
+def test_query_head_h_reads_kv_head_h_over_the_group() -> None:
+    rng = np.random.default_rng(4)
+    q, k = rng.standard_normal((8, 16, 64)), rng.standard_normal((2, 32, 64))
+    heads = heads_of(from_arrays(k, k, q, causal=False), 0)
+    for h in range(2):
+        group = heads[h].q.reshape(16, 4, 64).transpose(1, 0, 2)
+        assert (group == q[4 * h : 4 * h + 4].astype(np.float32)).all()
+
+
+def test_the_report_is_the_same_for_any_threads_and_any_run() -> None:
+    datasets = [from_dump(load_dump(sample_dump_path()), name="sample"), from_synthetic(synthetic_set("outlier"))]
+    params = Params(("K4/V4", "K2/V2"), seeds=(0, 3), max_queries=40, residual_window=8)
+    texts = {report_to_json(validate(datasets, params, threads=threads)) for threads in (1, 2, 5, 2)}
+    assert len(texts) == 1
+
+
+def test_the_block_size_does_not_change_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = from_dump(load_dump(sample_dump_path()), name="sample")
+    whole = validate([data], Params(("K3/V3",), max_queries=64))
+    monkeypatch.setattr(measure_module, "BLOCK_SCORES", 1)
+    blocks = validate([data], Params(("K3/V3",), max_queries=64))
+    for metric, summary in whole.rows[1].metrics.items():
+        assert_allclose(blocks.rows[1].metrics[metric].mean, summary.mean, rtol=1e-11, err_msg=metric)
+
+
+def test_a_control_that_is_off_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = validation.turboquant_coder
+
+    def broken(bits: int, plan: SidePlan, layers: tuple[int, ...]) -> measure_module.Coder:
+        coder = original(bits, plan, layers)
+        return coder if bits != 16 else replace(coder, restore=lambda x, index, seed: x.astype(np.float16))
+
+    monkeypatch.setattr(validation, "turboquant_coder", broken)
+    with pytest.raises(BugError, match="control row K16/V16 is off") as caught:
+        validate([small()], Params(("K4/V4",)))
+    assert caught.value.status == 70
+
+
+def small(seed: int = 0, tokens: int = 48, queries: int = 16, heads: int = 2, dim: int = 32) -> Dataset:
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal((heads, n, dim)) for n in (queries, tokens, tokens))
+    return from_arrays(k, v, q)
+
+
+def test_centring_keys_is_free_of_a_common_offset() -> None:
+    plain = from_synthetic(synthetic_set("key-bias"))
+    off, on = (validate([plain], Params(("K4/V4",), center_keys=c)).rows[1] for c in (False, True))
+    assert_allclose(off.metrics["sigma_a"].mean, 0.98, atol=0.05)  # docs/metrics.md: 0.98 to 0.20
+    assert_allclose(on.metrics["sigma_a"].mean, 0.20, atol=0.02)
+    assert on.bits_per_value == off.bits_per_value + 32 / 256 / 2  # the mean: 4 bytes a coordinate and head
+
+
+def test_case_ql02_fails_and_points_to_the_offset() -> None:
+    rng = np.random.default_rng(32)  # cases/handover/ql02_key_bias.py
+    bias = np.zeros(128)
+    bias[[3, 67]] = (420.0, -430.0)
+    bias += 2 * rng.standard_normal(128)
+    k, v = bias + 2.0 * rng.standard_normal((256, 128)), rng.standard_normal((256, 128))
+    q = 1.6 * rng.standard_normal((64, 128))
+    q[:, [3, 67]] *= 0.02
+    data = from_arrays(k[None], v[None], q[None], causal=False)
+    plain, centred = (validate([data], Params(("K4/V4",), center_keys=c)) for c in (False, True))
+    row = plain.rows[1]
+    assert 0.990 < row.metrics["k_cos"].mean < 0.996
+    assert row.metrics["kl"].mean > 5
+    assert row.metrics["top1_decisive"].mean < 0.5
+    assert row.level == "none"
+    assert "--center-keys" in plain.diagnosis[0].sentence
+    assert centred.rows[1].metrics["kl"].mean < 0.1
+
+
+def test_protected_layers_sinks_and_the_recent_window_are_exact_and_counted() -> None:
+    data = small(tokens=48, dim=32)
+    whole = validate([data], Params(("K4/V2",))).rows[1]
+    sinks = validate([data], Params(("K4/V2",), sink_tokens=4)).rows[1]
+    recent = validate([data], Params(("K4/V2",), residual_window=12)).rows[1]
+    pair, kept = 16 + 8 + 8 + 8, 2 * 64  # codes and metadata of K4 and V2 at dim 32; float16
+    assert whole.pair_bytes == pair
+    assert sinks.pair_bytes == (44 * pair + 4 * kept) / 48
+    assert recent.pair_bytes == (36 * pair + 12 * kept) / 48
+    for better in (sinks, recent):
+        assert better.metrics["rel_err"].mean < whole.metrics["rel_err"].mean
+        assert better.metrics["k_distortion_ratio"].mean == pytest.approx(1, abs=0.2)
+    protected = validate([data], Params(("K4/V2",), protect_layers=(0,)))
+    assert protected.rows[1].status == "error"
+    assert protected.rows[1].bits_per_value == 16
+    assert not protected.gate.passed
+    assert "nothing was quantized" in protected.gate.summary
+
+
+def test_the_recent_window_follows_each_query() -> None:
+    data = small(tokens=40, queries=40)
+    assert validate([data], Params(("K2/V2",), residual_window=40)).rows[1].status == "error"
+    almost = validate([data], Params(("K2/V2",), residual_window=39)).rows[1]
+    assert almost.status == "pass"
+    assert almost.buckets[-1].values["rel_err"] > 1e-3  # the last query reads the first key from its code
+    assert all(bucket.values["rel_err"] < 1e-12 for bucket in almost.buckets[:-1])
+
+
+def test_proxy_queries_make_every_verdict_unverified() -> None:
+    data = small()
+    without = replace(data, load=lambda index: (None, *data.load(index)[1:]), queries=0)
+    report = validate([without], Params(("K4/V4",)))
+    assert report.sources[0].query_source == "proxy"
+    assert report.rows[1].status == "unverified"
+    assert "UNVERIFIED" in report.rows[1].verdict
+    assert [notice.code for notice in report.warnings if notice.code == "proxy-queries"]
+    unit = heads_of(without, 0)[0]
+    assert (unit.q == unit.k[1:]).all()  # key i reads the keys before it, never itself
+    assert (unit.positions == np.arange(47)).all()
+
+
+def test_zero_vectors_are_counted_and_leave_no_nan() -> None:
+    rng = np.random.default_rng(21)  # cases/handover/nm01_zero_rows.py
+    x = rng.standard_normal((1, 4, 64, 128)).astype(np.float32)
+    x[0, 1, 10:20] = 0
+    x[0, 3] = 0
+    x[0, 2, 5] = -0.0
+    report = validate([from_arrays(x[0], x[0], x[0])], Params(("K4/V4",)))
+    assert report.sources[0].zero_keys == report.sources[0].zero_values == 75
+    row = report.rows[1]
+    for metric in ("k_cos", "cos", "kl", "rel_err", "k_rel_mse"):
+        assert math.isfinite(row.metrics[metric].mean), metric
+    assert 0.994 < row.metrics["k_cos"].mean < 0.997
+
+
+def test_seeds_are_reported_from_the_least_to_the_largest() -> None:
+    data = small()
+    singles = [validate([data], Params(("K2/V2",), seeds=(seed,))).rows[1].metrics["cos"] for seed in (0, 1, 2)]
+    joint = validate([data], Params(("K2/V2",), seeds=(0, 1, 2))).rows[1].metrics["cos"]
+    assert joint.seed_low == min(s.mean for s in singles)
+    assert joint.seed_high == max(s.mean for s in singles)
+    assert joint.mean == pytest.approx(np.mean([s.mean for s in singles]), rel=1e-14)
+    assert joint.low == min(s.low for s in singles)
+    assert joint.worst == min(s.worst for s in singles)
+
+
+def test_positions_are_in_doubling_buckets_that_hold_every_query() -> None:
+    report = validate([small(tokens=40, queries=40, heads=1)], Params(("K3/V3",)))
+    row = report.rows[1]
+    assert [(b.first, b.last) for b in row.buckets] == [(0, 3), (4, 7), (8, 15), (16, 31), (32, 63)]
+    assert [b.queries for b in row.buckets] == [4, 4, 8, 16, 8]
+    total = sum(b.queries * b.values["kl"] for b in row.buckets) / 40
+    assert total == pytest.approx(row.metrics["kl"].mean, rel=1e-12)
+    assert row.buckets[0].values["kl"] < row.metrics["kl"].mean  # few keys, little to move
+    assert report.rows[0].buckets[0].values["cos"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("count", "limit", "expected"), [(5, None, 5), (5, 9, 5), (10, 3, 3), (7, 1, 1), (1000, 999, 999)]
+)
+def test_thinning_keeps_the_last_query_and_spaces_the_rest(count: int, limit: int | None, expected: int) -> None:
+    chosen = evenly(count, limit)
+    assert len(chosen) == expected
+    assert chosen[-1] == count - 1
+    assert len(set(chosen.tolist())) == expected
+    assert (np.diff(chosen) > 0).all()
+    assert chosen[0] >= 0
+
+
+def test_memory_is_bounded_by_thinning_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "MAX_VALUES", 1000)
+    report = validate([small(queries=48)], Params(("K4/V4",)))
+    assert report.sources[0].queries < 48
+    assert any(notice.code == "thinned" for notice in report.warnings)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        (lambda q, k, v: (q, k, v[:, :-1]), "shape-mismatch", r"k is \(2, 48, 32\), v is \(2, 47, 32\)"),
+        (lambda q, k, v: (q[:, :, :16], k, v), "shape-mismatch", "q is"),
+        (lambda q, k, v: (np.concatenate([q, q[:1]]), k, v), "gqa", "3 query heads cannot share 2 key heads"),
+        (lambda q, k, v: (q, np.where(k == k[1, 2, 3], np.nan, k), v), "non-finite", r"first NaN at \[1, 2, 3\]"),
+        (lambda q, k, v: (np.where(q == q[0, 2, 3], np.inf, q), k, v), "non-finite", r"first Inf at \[0, 2, 3\]"),
+        (lambda q, k, v: (q, k * 1e37, v), "norm-range", r"layer 0, head 0: vector \[0\] has norm"),
+        (lambda q, k, v: (q, k[:, :, :31], v[:, :, :31]), "shape-mismatch", "q is"),
+        (lambda q, k, v: (q[:, :, :23], k[:, :, :23], v[:, :, :23]), "dim", "23"),
+    ],
+)
+def test_unusable_data_are_refused(change: Callable, code: str, message: str) -> None:  # type: ignore[type-arg]
+    rng = np.random.default_rng(0)
+    q, k, v = change(*(rng.standard_normal((2, n, 32)) for n in (16, 48, 48)))
+    with pytest.raises(InputError, match=message) as caught:
+        validate([from_arrays(k, v, q)], Params(("K4/V4",)))
+    assert caught.value.code == code
+
+
+def test_more_queries_than_keys_are_not_causal_unless_asked() -> None:
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((1, 30, 32)), rng.standard_normal((1, 20, 32))
+    assert not validate([from_arrays(k, k, q)], Params(("K4/V4",))).sources[0].causal
+    with pytest.raises(InputError, match="the first would see no key"):
+        validate([from_arrays(k, k, q, causal=True)], Params(("K4/V4",)))
+
+
+def test_the_window_of_the_model_hides_old_keys() -> None:
+    data = small(tokens=40, queries=40)
+    report = validate([data], Params(("K4/V4",), window=4))
+    assert report.sources[0].n_eff_high <= 4

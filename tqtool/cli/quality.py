@@ -1,0 +1,294 @@
+"""`tqtool validate`: from a dump to a verdict per configuration."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from tqtool.cli import output
+from tqtool.cli.renderings import (
+    ForceOption,
+    FormatOption,
+    HtmlOut,
+    JsonOption,
+    JsonOut,
+    JunitOut,
+    MarkdownOut,
+    Outputs,
+    TsvOut,
+    check_outputs,
+    print_report,
+    write_outputs,
+)
+from tqtool.errors import InputError, UsageError
+from tqtool.sizes import Meta
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tqtool.dataset import Dataset
+    from tqtool.gates import Limit
+    from tqtool.report import Gate, Report, ScaleRule
+
+CONFIGS = "K4/V4,K4/V3,K4/V2,K3/V3,K3/V2,K2/V2"
+BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+SHOWN_ONLY = {"--json", "-f", "--force", "-q", "--quiet", "-v", "-vv", "--verbose", "--no-progress"}
+SHOWN_VALUES = {"--threads", "--color", "--format"}
+
+GateName = Literal["none", "strict", "balanced", "lenient"]
+LawName = Literal["beta", "sphere", "gaussian"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("validate")(validate)
+
+
+def validate(
+    dump: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DUMP]...", help="A folder, or .npy, .npz and .safetensors files.", show_default=False),
+    ] = None,
+    k: Annotated[str | None, typer.Option("--k", metavar="FILE", help="Keys.")] = None,
+    v: Annotated[str | None, typer.Option("--v", metavar="FILE", help="Values.")] = None,
+    q: Annotated[str | None, typer.Option("--q", metavar="FILE", help="Queries.")] = None,
+    layout: Annotated[str | None, typer.Option(help="Axes of the arrays, such as htd or bhtd.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16: read 2-byte raw .npy data as bfloat16.")] = None,
+    synthetic: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Synthetic sets, comma list; 'all' for every one.")
+    ] = None,
+    config: Annotated[str, typer.Option("-c", "--config", help="K/V bits, comma list; 16 = untouched.")] = CONFIGS,
+    causal: Annotated[bool | None, typer.Option("--causal/--no-causal", help="Mask later keys.")] = None,
+    attention_scale: Annotated[
+        float | None, typer.Option(help="Factor of the scores; else the manifest's or 1/sqrt(dim).")
+    ] = None,
+    window: Annotated[int | None, typer.Option(min=1, help="Sliding window of the model, in tokens.")] = None,
+    seeds: Annotated[str, typer.Option(metavar="LIST", help="Rotation seeds, comma list.")] = "0",
+    max_queries: Annotated[int | None, typer.Option(min=1, help="Queries of each head, evenly spaced.")] = None,
+    center_keys: Annotated[bool, typer.Option("--center-keys", help="Store keys less their mean.")] = False,
+    center_values: Annotated[
+        bool,
+        typer.Option(
+            "--center-values", help="Store values less their mean; hurts where sink tokens have small values."
+        ),
+    ] = False,
+    protect_layers: Annotated[
+        str, typer.Option(metavar="LIST", help="Layers kept untouched: numbers, ranges, 'first2', 'last2'.")
+    ] = "",
+    residual_window: Annotated[int, typer.Option(min=0, help="Newest tokens kept exact.")] = 0,
+    sink_tokens: Annotated[int, typer.Option(min=0, help="First tokens kept exact.")] = 0,
+    scale_rule: Annotated[
+        str, typer.Option(metavar="RULE[,RULE]", help="match, norm, lsq or unbiased; for keys, for values.")
+    ] = "match",
+    meta: Annotated[Meta, typer.Option(help="Metadata a vector: 8, 4 or 2 bytes.")] = "range",
+    law: Annotated[LawName, typer.Option(help="Law of the codebooks.")] = "beta",
+    gate: Annotated[GateName, typer.Option(help="Fail (exit 1) unless every row reaches this level.")] = "none",
+    gate_config: Annotated[Path | None, typer.Option(metavar="FILE", help="Limits from a TOML or JSON file.")] = None,
+    minimum: Annotated[
+        list[str] | None, typer.Option("--min", metavar="METRIC=X", help="Gate: at least X. Repeatable.")
+    ] = None,
+    maximum: Annotated[
+        list[str] | None, typer.Option("--max", metavar="METRIC=X", help="Gate: at most X. Repeatable.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="REPORT.json", help="Gate: no worse than an earlier report.")
+    ] = None,
+    max_regress: Annotated[
+        float, typer.Option(min=0.0, help="How much worse than --baseline is allowed; 0.05 is 5 %.")
+    ] = 0.05,
+    chosen: FormatOption = "auto",
+    as_json: JsonOption = False,
+    json_out: JsonOut = None,
+    markdown_out: MarkdownOut = None,
+    html_out: HtmlOut = None,
+    junit_out: JunitOut = None,
+    tsv_out: TsvOut = None,
+    force: ForceOption = False,
+) -> None:
+    """Measure what K/V configurations do to attention, on a dump of real queries, keys and values.
+
+    Without a dump: the sample that ships with tqtool, and the two synthetic sets of the specification. Exits 1 when a
+    gate fails, or when a configuration quantized nothing.
+    """
+    limit_blas_threads()
+    from tqtool.report import Params
+    from tqtool.validation import validate as run
+
+    outputs = Outputs(json_out, markdown_out, html_out, junit_out, tsv_out)
+    check_outputs(outputs, [*(dump or ()), *(path for path in (k, v, q, baseline) if path)], force=force)
+    name, limits = asked_limits(gate, gate_config, minimum or (), maximum or ())
+    rules = parse_rules(scale_rule)
+    data = datasets(dump or [], k, v, q, layout=layout, dtype=dtype, synthetic=synthetic, causal=causal)
+    if (limits or baseline) and any(one.proxies for one in data):
+        bad = next(one for one in data if one.proxies)
+        raise InputError(
+            f"{bad.name}: a gate was asked, and there are no queries",
+            code="no-queries",
+            hint="capture queries with the keys and values, and give them with --q or beside them",
+        )
+    numbers = sorted({number for one in data for number in one.layers if one.kind == "dump"})
+    params = Params(
+        configs=tuple(part.strip() for part in config.split(",") if part.strip()),
+        seeds=parse_numbers(seeds, "--seeds"),
+        law=law,
+        key_scale_rule=rules[0],
+        value_scale_rule=rules[1],
+        meta=meta,
+        causal=causal,
+        window=window,
+        attention_scale="" if attention_scale is None else repr(positive(attention_scale, "--attention-scale")),
+        max_queries=max_queries,
+        center_keys=center_keys,
+        center_values=center_values,
+        protect_layers=parse_layers(protect_layers, numbers),
+        residual_window=residual_window,
+        sink_tokens=sink_tokens,
+    )
+    units = sum(len(one.layers) * one.kv_heads for one in data) * len(params.seeds)
+    with output.progress("measuring heads", units) as advance:
+        report = run(data, params, threads=output.settings().threads, advance=advance, command=reproduce(sys.argv[1:]))
+    report = finish(report, name, limits, baseline, max_regress)
+    write_outputs(report, outputs, force=force)
+    print_report(report, chosen, as_json=as_json)
+    if not report.gate.passed:
+        raise typer.Exit(1)
+
+
+def limit_blas_threads() -> None:
+    """Give BLAS one thread: our own units already use every core, and its split of a product could round differently.
+
+    The variables are read when NumPy is first loaded, which is why this is done here and not in the numeric modules.
+    """
+    for variable in BLAS_VARIABLES:
+        os.environ.setdefault(variable, "1")
+
+
+def datasets(
+    dump: Sequence[str],
+    k: str | None,
+    v: str | None,
+    q: str | None,
+    *,
+    layout: str | None,
+    dtype: str | None,
+    synthetic: str | None,
+    causal: bool | None,
+) -> list[Dataset]:
+    """Open what was asked for: dumps first, then synthetic sets."""
+    from tqtool.dataset import from_dump, from_synthetic
+    from tqtool.dumps import load_dump, sample_dump_path
+    from tqtool.synthetic import DEFAULT, PURPOSE, synthetic_set
+
+    found = []
+    asked = bool(dump or k or v or q)
+    if asked:
+        found.append(from_dump(load_dump(dump, k=k, v=v, q=q, layout=layout, dtype=dtype), causal=causal))
+    elif synthetic is None:
+        found.append(from_dump(load_dump(sample_dump_path()), name="sample", causal=causal))
+    names: tuple[str, ...] = () if asked else DEFAULT
+    if synthetic is not None:
+        names = tuple(PURPOSE) if synthetic == "all" else tuple(n.strip() for n in synthetic.split(",") if n.strip())
+    return found + [from_synthetic(synthetic_set(name)) for name in dict.fromkeys(names)]
+
+
+def asked_limits(
+    gate: GateName, path: Path | None, minimum: Sequence[str], maximum: Sequence[str]
+) -> tuple[str, tuple[Limit, ...]]:
+    """Return the gate's name and its limits: a level, then a file, then single conditions."""
+    from tqtool.gates import LEVELS, load_limits, parse_limits
+
+    names: list[str] = [] if gate == "none" else [gate]
+    limits = () if gate == "none" else LEVELS[gate]
+    if path is not None:
+        level, more = load_limits(path)
+        limits += (() if level == "none" else LEVELS[level]) + more
+        names.append(path.name)
+    limits += parse_limits(minimum, ">=") + parse_limits(maximum, "<=")
+    names += [f"--min {text}" for text in minimum] + [f"--max {text}" for text in maximum]
+    return " + ".join(names) or "none", limits
+
+
+def finish(report: Report, name: str, limits: Sequence[Limit], baseline: str | None, max_regress: float) -> Report:
+    """Return the report with its gate decided, and with what was only this run's."""
+    from dataclasses import replace
+
+    from tqtool.cli.reports import read_report
+    from tqtool.gates import against_baseline, conclude, decide, gated_rows
+
+    gate: Gate = decide(name, limits, report.rows, report.sources)
+    if baseline is not None:
+        checks = against_baseline(report.rows, read_report(baseline), max_regress)
+        words = f"baseline within {max_regress:.3g}"
+        gate = conclude(words if name == "none" else f"{name} + {words}", [*gate.checks, *checks])
+    return replace(report, gate=gate, rows=gated_rows(report.rows, gate))
+
+
+def parse_numbers(text: str, option: str) -> tuple[int, ...]:
+    """Read a comma list of numbers that are not negative."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isascii() and part.isdigit() for part in parts):
+        raise UsageError(f"{option} {text!r}: need numbers separated by commas", code="usage")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def parse_layers(text: str, layers: Sequence[int]) -> tuple[int, ...]:
+    """Read layer numbers, ranges (`0-3`), `firstN` and `lastN` of the data's layers."""
+    found: set[int] = set()
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        match = re.fullmatch(r"(?:(first|last)(\d{1,4})|(\d{1,6})(?:-(\d{1,6}))?)", part, re.ASCII)
+        if match is None:
+            raise UsageError(f"--protect-layers {part!r}: need a number, 3-5, first2 or last2", code="usage")
+        end, count, low, high = match.groups()
+        if end == "first":
+            chosen = set(layers[: int(count)])
+        elif end == "last":
+            chosen = set(layers[len(layers) - min(int(count), len(layers)) :])
+        else:
+            chosen = {layer for layer in layers if int(low) <= layer <= int(high or low)}
+        if not chosen:
+            text = ", ".join(map(str, layers))
+            raise UsageError(f"--protect-layers {part!r}: no such layer; there are {text}", code="usage")
+        found |= chosen
+    return tuple(sorted(found))
+
+
+def parse_rules(text: str) -> tuple[ScaleRule, ScaleRule]:
+    """Read one scale rule for both sides, or two for keys and values."""
+    from tqtool.codec import SCALE_RULES
+
+    parts = [part.strip() for part in text.split(",")]
+    known = [rule for part in parts for rule in SCALE_RULES if rule == part]
+    if len(known) != len(parts) or len(parts) > 2:
+        raise UsageError(
+            f"--scale-rule {text!r}: need one or two of {', '.join(SCALE_RULES)}",
+            code="usage",
+            hint="two rules are for keys and values, as in match,unbiased",
+        )
+    return known[0], known[-1]
+
+
+def positive(value: float, option: str) -> float:
+    """Return a number above zero."""
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{option} {value}: need a number above 0", code="usage")
+    return value
+
+
+def reproduce(arguments: Sequence[str]) -> str:
+    """Return the command that measures the same: options that only change what is shown or how fast are left out."""
+    kept = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        option = argument.partition("=")[0]
+        if option in SHOWN_VALUES or option.endswith("-out"):
+            if "=" not in argument:
+                next(remaining, None)
+        elif option not in SHOWN_ONLY:
+            kept.append(argument)
+    return shlex.join(["tqtool", *kept])

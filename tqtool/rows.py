@@ -1,0 +1,220 @@
+"""From what was measured to the rows and layers of the report: one place that knows which metric comes from where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqtool.aggregate import Clusters, absent, head_means, summarize
+from tqtool.codebook import Law
+from tqtool.dataset import Dataset
+from tqtool.measure import HeadResult, Pair, Plan
+from tqtool.metrics import sigma_pred
+from tqtool.report import METRICS, Bucket, LayerValues, Row, Summary
+from tqtool.sizes import FLOAT16_BYTES, FLOAT32_BYTES, UNTOUCHED
+
+Array = NDArray[np.float64]
+
+SPECIFICATION = {  # output cosines that the specification prints for its two synthetic columns
+    "gaussian": {"K4/V2": "~0.94", "K4/V3": "~0.98", "K4/V4": "~0.99"},
+    "correlated": {"K4/V2": "~0.975", "K4/V4": "~0.99"},
+}
+BUCKET_METRICS = ("cos", "rel_err", "kl", "v_readout_err")
+FIRST_BUCKET = 4  # tokens; later buckets double
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Configuration:
+    """One row to measure: a pair of coders and what it stores."""
+
+    name: str
+    kind: Literal["control", "turboquant", "baseline"]
+    pair: Pair
+    side_bytes: Callable[[int, int, int], tuple[int, int]]  # (tokens, dim, layer) -> bytes of K and V of one head
+    shared_bytes: Callable[[int], int]  # by dim
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """The results of one dataset: for each rotation seed every head, in order."""
+
+    data: Dataset
+    plan: Plan
+    configurations: tuple[Configuration, ...]
+    seeds: tuple[tuple[HeadResult, ...], ...]
+    where: Clusters
+    law: Law
+    thinned_to: int | None  # queries of each head, where memory asked for fewer
+
+
+def rows_of(measured: Measured) -> list[Row]:
+    """Return the rows with every metric; level, status, verdict and pareto are still to be judged."""
+    return [_row(measured, configuration) for configuration in measured.configurations]
+
+
+def _row(measured: Measured, configuration: Configuration) -> Row:
+    data = measured.data
+    key_bytes = value_bytes = values_stored = tokens = 0
+    for result in measured.seeds[0]:
+        n, dim = int(result.facts["tokens"]), int(result.facts["dim"])
+        k, v = configuration.side_bytes(n, dim, result.layer)
+        key_bytes, value_bytes = key_bytes + k, value_bytes + v
+        values_stored, tokens = values_stored + n * dim, tokens + n
+    total = key_bytes + value_bytes
+    return Row(
+        source=data.name,
+        config=configuration.name,
+        kind=configuration.kind,
+        bits_per_value=8 * total / (2 * values_stored),
+        key_bits_per_value=8 * key_bytes / values_stored,
+        value_bits_per_value=8 * value_bytes / values_stored,
+        pair_bytes=total / tokens,
+        ratio_fp32=2 * FLOAT32_BYTES * values_stored / total,
+        ratio_fp16=2 * FLOAT16_BYTES * values_stored / total,
+        shared_bytes=configuration.shared_bytes(data.dim),
+        level="none",
+        status="pass" if _engaged(measured, configuration) else "error",
+        verdict="",
+        misses=(),
+        pareto=False,
+        metrics=_summaries(measured, configuration),
+        predicted=_predictions(measured, configuration),
+        published=_published(data, configuration),
+        buckets=_buckets(measured, configuration),
+    )
+
+
+def _published(data: Dataset, configuration: Configuration) -> dict[str, str]:
+    figure = SPECIFICATION.get(data.name, {}).get(configuration.name) if data.kind == "synthetic" else None
+    return {"cos": figure} if figure else {}
+
+
+def _engaged(measured: Measured, configuration: Configuration) -> bool:
+    """Whether every side that should be quantized was changed somewhere."""
+    key, value = configuration.pair
+    sides = ((key, "k_rel_mse", (key, "")), (value, "v_rel_mse", ("", value)))
+    return all(
+        any(result.storage[pair][metric] > 0 for result in measured.seeds[0])
+        for name, metric, pair in sides
+        if name != str(UNTOUCHED)
+    )
+
+
+def per_query(result: HeadResult, pair: Pair, metric: str) -> Array | None:
+    """Return the per-query (or one-value) array of a metric of a configuration on one head, None if it has none."""
+    key, value = pair
+    for place in ((key, value), (key, ""), ("", value), ("", "")):
+        found = result.queries.get(place, {}).get(metric)
+        if found is not None:
+            return found
+    for place in ((key, ""), ("", value)):
+        stored = result.storage.get(place, {}).get(metric)
+        if stored is not None:
+            return np.array([stored])
+    return None
+
+
+def _summaries(measured: Measured, configuration: Configuration) -> dict[str, Summary]:
+    found: dict[str, Summary] = {}
+    for metric in METRICS:
+        if metric == "distortion_ratio":
+            continue
+        seeds = [[_values(measured, r, configuration.pair, metric) for r in results] for results in measured.seeds]
+        found[metric] = summarize(metric, seeds, measured.where)
+    sides = [found[f"{side}_distortion_ratio"] for side in "kv"]
+    known = [side for side in sides if not np.isnan(side.mean)]
+    larger = max(known, key=lambda side: side.mean) if known else absent("theory expects no error here")
+    return {metric: found.get(metric, larger) for metric in METRICS}
+
+
+def _values(measured: Measured, result: HeadResult, pair: Pair, metric: str) -> Array:
+    if metric == "sigma_rms":
+        return np.array([np.sqrt(np.mean(np.square(result.queries[pair[0], ""]["sigma_a"])))])
+    if metric == "sigma_pred":
+        noise = float(np.mean(result.queries["", ""]["score_noise"]))
+        dim = int(result.facts["dim"])
+        distortion = measured.plan.key_coders[pair[0]].distortion(dim)
+        return np.array([sigma_pred(noise, distortion, measured.plan.scale, dim)])
+    found = per_query(result, pair, metric)
+    assert found is not None, metric
+    return found
+
+
+def _predictions(measured: Measured, configuration: Configuration) -> dict[str, float]:
+    """What theory expects of the row: KL and value read-out error from D_b, output cosine on `gaussian`."""
+    key, value = configuration.pair
+    results, dim = measured.seeds[0], measured.data.dim
+    key_d = measured.plan.key_coders[key].distortion(dim)
+    value_d = measured.plan.value_coders[value].distortion(dim)
+    if np.isnan(key_d) or np.isnan(value_d):
+        return {}
+    noise = [float(np.mean(r.queries["", ""]["score_noise"])) for r in results]
+    readout = np.array([_nanmean(r.queries["", ""]["readout_noise"]) for r in results])
+    predicted = {
+        "kl": float(np.mean([sigma_pred(n, key_d, measured.plan.scale, dim) ** 2 / 2 for n in noise])),
+        "v_readout_err": float(np.sqrt(value_d)) * _nanmean(readout),
+    }
+    if measured.data.kind == "synthetic" and measured.data.name == "gaussian":
+        predicted["cos"] = float(np.sqrt((1 - value_d) / (1 + key_d)))  # scores have standard deviation 1
+    return predicted
+
+
+def _buckets(measured: Measured, configuration: Configuration) -> tuple[Bucket, ...]:
+    """Means by position of the query: the first 4 tokens, then doubling; none where position has no meaning."""
+    results = [r for seed in measured.seeds for r in seed]
+    if not measured.plan.causal:
+        return ()
+    positions = np.concatenate([r.positions for r in results])
+    edges = [0, FIRST_BUCKET]
+    while edges[-1] <= positions.max():
+        edges.append(edges[-1] * 2)
+    columns = {
+        metric: np.concatenate([_values(measured, r, configuration.pair, metric) for r in results])
+        for metric in BUCKET_METRICS
+    }
+    found = []
+    for first, stop in pairwise(edges):
+        inside = (positions >= first) & (positions < stop)
+        if count := int(np.count_nonzero(inside)):
+            values = {m: _nanmean(column[inside]) for m, column in columns.items()}
+            found.append(Bucket(first, stop - 1, count // len(measured.seeds), values))
+    return tuple(found)
+
+
+def layers_of(measured: Measured) -> list[LayerValues]:
+    """Return the means of every layer and head of every row, over the seeds."""
+    found = []
+    for configuration in measured.configurations:
+        by_metric = {
+            metric: np.mean(
+                [
+                    head_means(metric, [_values(measured, r, configuration.pair, metric) for r in results])
+                    for results in measured.seeds
+                ],
+                axis=0,
+            )
+            for metric in METRICS
+            if metric != "distortion_ratio"
+        }
+        for layer in dict.fromkeys(measured.where.layers):
+            inside = np.array(measured.where.layers) == layer
+            found.append(
+                LayerValues(
+                    source=measured.data.name,
+                    config=configuration.name,
+                    layer=layer,
+                    values={m: _nanmean(means[inside]) for m, means in by_metric.items()},
+                    heads={m: tuple(map(float, means[inside])) for m, means in by_metric.items()},
+                )
+            )
+    return found
+
+
+def _nanmean(x: Array) -> float:
+    known = x[~np.isnan(x)]
+    return float(known.mean()) if len(known) else float("nan")
