@@ -139,10 +139,14 @@ def test_cached_attention_is_attention_over_what_the_cache_holds(make: Callable[
     assert relative(outs[-1], last) < FUSED
 
 
+@pytest.mark.parametrize("engine", ["runtime", "reference"])
 @pytest.mark.parametrize("name", ["K4/V2", "K2/V2", "K3/V3", "K8/V8", "K1/V5"])
 @pytest.mark.parametrize("meta", ["range", "f32", "bf16"])
 @pytest.mark.parametrize("protect", [(0, 0), (3, 0), (0, 5), (2, 4)])
-def test_fused_attention_agrees_with_restored_keys_and_values(name: str, meta: str, protect: tuple[int, int]) -> None:
+def test_fused_attention_agrees_with_restored_keys_and_values(
+    monkeypatch: pytest.MonkeyPatch, engine: str, name: str, meta: str, protect: tuple[int, int]
+) -> None:
+    monkeypatch.setenv("TQTOOL_ENGINE", engine)
     cache = compressed(name, meta=meta, sink_tokens=protect[0], residual_window=protect[1], seed=3)
     k, v = tokens(6, 20)
     cache.write(0, 0, k, v)

@@ -186,10 +186,13 @@ class TurboQuantCache:
         values = self._values.select(self.slots, layer, slots)
         k = np.broadcast_to(np.float32(0), keys.encoded.shape)  # a stand-in: only its shape is looked at
         check_inputs(q, k, config)
+        if slots is None and self.slots.newest(layer, pos, q.shape[1]):
+            return fused_attention(q, keys, values, config)
+        rules = replace(config, causal=False, window=None)  # positions decide, not slots
         out = np.empty(q.shape, np.float32)
         for part in query_blocks(q.shape[1], q.shape[0] * q.shape[2] * k.shape[1]):
             seen = self.slots.seen(layer, pos + part.start, part.stop - part.start, config, slots)
-            out[:, part] = fused_attention(q[:, part], keys, values, config, seen)
+            out[:, part] = fused_attention(q[:, part], keys, values, rules, seen)
         return out
 
     def evict(self, count: int) -> None:
@@ -245,16 +248,15 @@ def plain_attention(
     """Return `cache.attention` computed from restored keys and values: the referee of the fused path."""
     k, v = cache.keys(layer, slots), cache.values(layer, slots)
     check_inputs(q, k, config, v)
-    everything = replace(config, causal=False, window=None)  # positions decide, not slots
+    if slots is None and cache.slots.newest(layer, pos, q.shape[1]):
+        return attention(q, k, v, config)
+    rules = replace(config, causal=False, window=None)  # positions decide, not slots
     out = np.empty(q.shape, np.result_type(q, np.float32))
     for part in query_blocks(q.shape[1], q.shape[0] * q.shape[2] * k.shape[1]):
         seen = cache.slots.seen(layer, pos + part.start, part.stop - part.start, config, slots)
-        if seen is None:
-            out[:, part] = attention(q[:, part], k, v, everything)
-        else:
-            heads = 1 if len(seen) == 1 else config.heads
-            mask = np.where(seen, np.float32(0), np.float32(-np.inf)).repeat(heads // len(seen), axis=0)
-            out[:, part] = attention_mask(q[:, part], k, v, mask[None], everything)
+        heads = 1 if len(seen) == 1 else config.heads
+        mask = np.where(seen, np.float32(0), np.float32(-np.inf)).repeat(heads // len(seen), axis=0)
+        out[:, part] = attention_mask(q[:, part], k, v, mask[None], rules)
     return out
 
 

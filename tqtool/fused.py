@@ -1,20 +1,22 @@
 """Attention straight from packed codes, in the rotated domain.
 
 A stored vector is scale * R^-1 c, so q . x = scale * (R q) . c: queries are rotated once, scored against centroids,
-values are summed in the rotated domain, and the sum is un-rotated once. No cached vector is ever un-rotated.
+values are summed in the rotated domain, and the sum is un-rotated once. No cached vector is ever un-rotated. The C
+runtime does it where it was built; the NumPy functions below say what it computes.
 Source: the specification, Fused dequant-dot.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.attention import Array, AttentionConfig, soft_cap, softmax
-from tqtool.codec import CodecSpec
+from tqtool import runtime
+from tqtool.attention import Array, AttentionConfig, query_blocks, soft_cap, softmax, visible
+from tqtool.codec import CodecSpec, Encoded, engine
 from tqtool.packing import unpack_columns
 from tqtool.rotation import rotate, unrotate
 from tqtool.stored import PARALLEL_WORK, Stored
@@ -24,64 +26,82 @@ BLOCK_BYTES = 1 << 20  # of centroids at a time, float32
 
 
 def fused_attention(
-    q: Array, keys: Stored, values: Stored, config: AttentionConfig, seen: NDArray[np.bool_] | None
+    q: Array, keys: Stored, values: Stored, config: AttentionConfig, seen: NDArray[np.bool_] | None = None
 ) -> NDArray[np.float32]:
     """Return attention of q (batch, q_len, heads, dim) over stored keys and values, in float32.
 
-    `seen` is (1 or kv_heads, q_len, n), None if every query sees every vector; the configuration's own mask rules are
-    the caller's.
+    The queries are of the last q_len vectors, as the configuration's masks count them; `seen` (1 or kv_heads, q_len, n)
+    hides vectors besides.
     """
     batch, q_len, heads, dim = q.shape
     count, kv_heads = keys.row_of.shape
-    group = heads // kv_heads
-    key_spec, value_spec = keys.encoded.spec, values.encoded.spec
-    scaled = q.astype(np.float32) * np.float32(config.score_scale)
-    turned = rotate(scaled, key_spec.seed)
-    mixed = np.empty(q.shape, np.float32)  # rotated
-    added = np.zeros(q.shape, np.float32)  # not rotated: the exact values' share
-
-    def attend(unit: tuple[int, int]) -> None:
-        sequence, head = unit
-        part = np.s_[sequence, :, head * group : (head + 1) * group]  # (q_len, group, dim)
-        raw = score_rows(turned[part].reshape(-1, dim), *keys.head(*unit), key_spec)  # (q_len * group, n)
-        places, exact = keys.exact_head(*unit)
-        raw[:, places] = scaled[part].reshape(-1, dim) @ exact.T
-        raw = soft_cap(raw, config)
-        if seen is not None:
-            hidden = ~seen[min(head, len(seen) - 1)][:, None]
-            np.copyto(raw.reshape(q_len, group, count), -np.inf, where=hidden)
-        weights = softmax(raw)
-        places, exact = values.exact_head(*unit)
-        added[part] = (weights[:, places] @ exact).reshape(q_len, group, dim)
-        weights[:, places] = 0
-        mixed[part] = mix_rows(weights, *values.head(*unit), value_spec).reshape(q_len, group, dim)
-
     threads = 1 if batch * kv_heads * count * dim < PARALLEL_WORK else None
-    for _ in ordered_map(attend, product(range(batch), range(kv_heads)), threads=threads):
-        pass
-    return unrotate(mixed, value_spec.seed) + added
-
-
-def score_rows(
-    queries: NDArray[np.float32], codes: NDArray[np.uint8], scales: NDArray[Any], spec: CodecSpec
-) -> NDArray[np.float32]:
-    """Return the products of rotated queries (m, dim) and encoded vectors (n, code_bytes), shape (m, n)."""
-    out = np.empty((len(queries), len(codes)), np.float32)
-    for part in _blocks(len(codes), spec.dim):
-        np.matmul(queries, _centroid_columns(codes[part], spec), out=out[:, part])
-    out *= scales.astype(np.float32, copy=False)
+    scaled = q.astype(np.float32) * np.float32(config.score_scale)
+    plain = seen is None and config.window is None and config.softcap is None
+    if plain and engine() == "runtime" and not (keys.protected or values.protected):
+        causal = config.causal
+        return runtime.attend(scaled, keys.encoded, values.encoded, scale=1.0, causal=causal, threads=threads)
+    out = np.empty(q.shape, np.float32)
+    units = list(product(range(batch), range(kv_heads)))
+    for part in query_blocks(q_len, len(units) * heads // kv_heads * count):
+        first = count - q_len + part.start
+        mask = visible(part.stop - part.start, count, causal=config.causal, window=config.window, start=first)[None]
+        mask = mask if seen is None else mask & seen[:, part]
+        attend = partial(_attend_head, scaled[:, part], keys, values, config, mask, out[:, part])
+        for _ in ordered_map(attend, units, threads=threads):
+            pass
     return out
 
 
-def mix_rows(
-    weights: NDArray[np.float32], codes: NDArray[np.uint8], scales: NDArray[Any], spec: CodecSpec
-) -> NDArray[np.float32]:
-    """Return the rotated weighted sums (m, dim) of encoded vectors (n, code_bytes), for weights (m, n)."""
-    out = np.zeros((len(weights), spec.dim))
-    scaled = weights * scales.astype(np.float32, copy=False)
-    for part in _blocks(len(codes), spec.dim):
-        out += scaled[:, part] @ _centroid_columns(codes[part], spec).T
-    return out.astype(np.float32)
+def _attend_head(
+    q: NDArray[np.float32],
+    keys: Stored,
+    values: Stored,
+    config: AttentionConfig,
+    seen: NDArray[np.bool_],
+    out: NDArray[np.float32],
+    unit: tuple[int, int],
+) -> None:
+    """Attention of one sequence and key-value head: the scaled queries' part of q into the same part of out."""
+    sequence, head = unit
+    group = q.shape[2] // keys.row_of.shape[1]
+    part = np.s_[sequence, :, head * group : (head + 1) * group]  # (q_len, group, dim)
+    rows = np.ascontiguousarray(q[part].reshape(-1, q.shape[3]))
+    raw = score(rows, keys.encoded, *unit)  # (q_len * group, n)
+    places, exact = keys.exact_head(*unit)
+    raw[:, places] = rows @ exact.T
+    raw = soft_cap(raw, config)
+    hidden = ~seen[min(head, len(seen) - 1)][:, None]
+    np.copyto(raw.reshape(q.shape[1], group, -1), -np.inf, where=hidden)
+    weights = softmax(raw)
+    places, exact = values.exact_head(*unit)
+    added = weights[:, places] @ exact
+    weights[:, places] = 0
+    out[part] = (mix(weights, values.encoded, *unit) + added).reshape(out[part].shape)
+
+
+def score(q: NDArray[np.float32], keys: Encoded, sequence: int, head: int) -> NDArray[np.float32]:
+    """Return the products of queries (m, dim) and one head's keys (batch, n, kv_heads), shape (m, n)."""
+    if engine() == "runtime":
+        return runtime.scores(q, keys, sequence, head)
+    codes, turned = keys.codes[sequence, :, head], rotate(q, keys.spec.seed)
+    out = np.empty((len(q), len(codes)), np.float32)
+    for part in _blocks(len(codes), keys.spec.dim):
+        np.matmul(turned, _centroid_columns(codes[part], keys.spec), out=out[:, part])
+    out *= keys.scales[sequence, :, head]
+    return out
+
+
+def mix(weights: NDArray[np.float32], values: Encoded, sequence: int, head: int) -> NDArray[np.float32]:
+    """Return the weighted sums (m, dim) of one head's values (batch, n, kv_heads), for weights (m, n)."""
+    if engine() == "runtime":
+        return runtime.mix(weights, values, sequence, head)
+    codes = values.codes[sequence, :, head]
+    total = np.zeros((len(weights), values.spec.dim))
+    scaled = weights * values.scales[sequence, :, head]
+    for part in _blocks(len(codes), values.spec.dim):
+        total += scaled[:, part] @ _centroid_columns(codes[part], values.spec).T
+    return unrotate(total.astype(np.float32), values.spec.seed)
 
 
 def _blocks(count: int, dim: int) -> list[slice]:

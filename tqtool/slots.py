@@ -34,6 +34,7 @@ class Slots:
         self._positions = np.full((layers, max_seq_len), EMPTY, np.int64)
         self._lengths = [0] * layers
         self._written = [0] * layers  # the next token's position
+        self._in_order = [True] * layers
 
     @property
     def seq_len(self) -> int:
@@ -63,6 +64,7 @@ class Slots:
         first = self._written[layer]
         self._positions[layer, slot : slot + count] = np.arange(first, first + count)
         self._written[layer] = first + count
+        self._in_order[layer] &= slot == self._lengths[layer]
         self._lengths[layer] = max(self._lengths[layer], slot + count)
 
     def check_eviction(self, count: int) -> None:
@@ -93,6 +95,12 @@ class Slots:
             raise UsageError(f"cannot truncate {self.seq_len} tokens to {length}", code="usage")
         self._positions[:, length:] = EMPTY
         self._lengths = [min(old, length) for old in self._lengths]
+        self._in_order = [old or length == 0 for old in self._in_order]
+
+    def newest(self, layer: int, pos: int, q_len: int) -> bool:
+        """Whether the layer was filled slot after slot and pos, pos + 1, ... are its last q_len tokens."""
+        self.check(layer, pos, q_len)
+        return self._in_order[layer] and pos + q_len == self._lengths[layer]
 
     def select(self, rows: NDArray[Number], layer: int, choice: Choice | None) -> NDArray[Number]:
         """Return the rows (batch, n, kv_heads, ...) of the layer's filled slots, or of chosen ones.
@@ -122,8 +130,8 @@ class Slots:
 
     def seen(
         self, layer: int, pos: int, q_len: int, config: AttentionConfig, choice: Choice | None
-    ) -> NDArray[np.bool_] | None:
-        """Return which slots the queries of tokens pos, pos + 1, ... see; None if all of them see every slot.
+    ) -> NDArray[np.bool_]:
+        """Return which slots the queries of tokens pos, pos + 1, ... see.
 
         (1, q_len, length), or (kv_heads, q_len, n) for chosen slots.
         """
@@ -138,7 +146,7 @@ class Slots:
             keys = np.where(chosen == EMPTY, EMPTY, held[chosen])
         seen = np.stack([sees(queries, row, causal=config.causal, window=config.window) for row in keys])
         seen &= (keys != EMPTY)[:, None]
-        return None if seen.all() else seen
+        return seen
 
 
 def move_down(rows: NDArray[Any], start: int, count: int, fill: int = 0) -> None:

@@ -29,10 +29,10 @@ class Stored:
         x[:, places, heads] = self.exact[:, self.row_of[places, heads], heads]
         return x
 
-    def head(self, sequence: int, head: int) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        """Return one head's codes (n, code_bytes) and scales (n,)."""
-        meta = self.encoded.meta[sequence, :, head]
-        return self.encoded.codes[sequence, :, head], meta[:, 0] if meta.ndim == 2 else meta
+    @property
+    def protected(self) -> bool:
+        """Whether any row is kept in float32."""
+        return bool(self.exact.shape[1]) and bool(np.any(self.row_of >= 0))
 
     def exact_head(self, sequence: int, head: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return which of one head's vectors are exact, (m,) places, and they themselves (m, dim)."""

@@ -170,6 +170,49 @@ def attend(
     return out
 
 
+def scores(q: NDArray[np.float32], keys: Encoded, sequence: int, head: int) -> NDArray[np.float32]:
+    """Return the products of queries (count, dim) and one head's packed keys, (count, slots): half of `attend`.
+
+    keys is `Encoded` of lead shape (batch, slots, kv_heads).
+    """
+    count, slots = len(q), keys.codes.shape[1]
+    state, out = _state(keys.spec, keys.spec), np.empty((count, slots), np.float32)
+    scratch = np.empty(lib.fa_tq_attend_scratch(state, 0, count, 1), np.float32)
+    assert q.shape == (count, keys.spec.dim)
+    error = lib.fa_tq_scores(
+        state,
+        _packed(keys, sequence),
+        slots,
+        head,
+        _floats(q),
+        count,
+        _floats(scratch, written=True),
+        _floats(out, written=True),
+    )
+    assert error == 0, error
+    return out
+
+
+def mix(weights: NDArray[np.float32], values: Encoded, sequence: int, head: int) -> NDArray[np.float32]:
+    """Return the weighted sums (count, dim) of one head's packed values, weights (count, slots): the other half."""
+    count, slots = weights.shape
+    state, out = _state(values.spec, values.spec), np.empty((count, values.spec.dim), np.float32)
+    scratch = np.empty(lib.fa_tq_attend_scratch(state, 0, count, 1), np.float32)
+    assert slots == values.codes.shape[1]
+    error = lib.fa_tq_mix(
+        state,
+        _packed(values, sequence),
+        slots,
+        head,
+        _floats(weights),
+        count,
+        _floats(scratch, written=True),
+        _floats(out, written=True),
+    )
+    assert error == 0, error
+    return out
+
+
 QUERY_ROWS = 16  # queries that share one pass over the keys
 
 

@@ -409,6 +409,23 @@ int fa_tq_attend(const fa_tq_state *state, const fa_tq_packed *keys, const fa_tq
     return FA_TQ_OK;
 }
 
+int fa_tq_scores(const fa_tq_state *state, const fa_tq_packed *keys, size_t tokens, size_t head, const float *q,
+                 size_t count, float *scratch, float *scores) {
+    if (!state || !keys || !q || !scratch || !scores) return FA_TQ_ERR_ARGUMENT;
+    memset(scratch, 0, count * state->padded * sizeof *scratch);
+    state->kernels->rotate(state, false, q, state->dim, count, scratch, state->padded);
+    state->kernels->scores(state, keys, head, tokens, scratch, count, scores);
+    return FA_TQ_OK;
+}
+
+int fa_tq_mix(const fa_tq_state *state, const fa_tq_packed *values, size_t tokens, size_t head, const float *weights,
+              size_t count, float *scratch, float *out) {
+    if (!state || !values || !weights || !scratch || !out) return FA_TQ_ERR_ARGUMENT;
+    state->kernels->mix(state, values, head, tokens, weights, count, scratch);
+    state->kernels->rotate(state, true, scratch, state->padded, count, out, state->dim);
+    return FA_TQ_OK;
+}
+
 /* ---- 5. cache --------------------------------------------------------------------------------------------------- */
 
 struct fa_tq_cache {

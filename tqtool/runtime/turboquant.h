@@ -131,6 +131,13 @@ int fa_tq_attend(const fa_tq_state *state, const fa_tq_packed *keys, const fa_tq
                  float scale, bool causal, float *scratch, float *out);
 size_t fa_tq_attend_scratch(const fa_tq_state *state, size_t tokens, size_t rows, size_t group);
 
+/* Its two halves for one key-value head, for callers with a softmax of their own (masks, soft-cap, tokens kept apart).
+ * q, out: [count][head_dim], not rotated; scores, weights: [count][tokens]. scratch as for attend, with no tokens. */
+int fa_tq_scores(const fa_tq_state *state, const fa_tq_packed *keys, size_t tokens, size_t head, const float *q,
+                 size_t count, float *scratch, float *scores);
+int fa_tq_mix(const fa_tq_state *state, const fa_tq_packed *values, size_t tokens, size_t head, const float *weights,
+              size_t count, float *scratch, float *out);
+
 /* ---- cache ------------------------------------------------------------------------------------------------------ */
 
 /* num_heads counts key-value heads. Slots are [0, max_seq_len): a ring passes pos % max_seq_len. The state must
