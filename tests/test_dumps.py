@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from tqtool.dumps import load_dump, open_arrays
+from tqtool.datafiles import open_arrays
+from tqtool.dumps import load_dump
 from tqtool.errors import InputError, TqError
 from tqtool.naming import Meaning, meaning
 

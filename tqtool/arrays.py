@@ -7,8 +7,8 @@ a box is a set of contiguous runs, each read or written by position; so any thre
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import prod
 from typing import BinaryIO
@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool.errors import InputError
+from tqtool.files import Opener
 
 Box = tuple[range, ...]
 Array = NDArray[np.generic]
-Opener = Callable[[], AbstractContextManager[BinaryIO]]
 
 BLOCK_BYTES = 8 << 20  # of float32 values: the unit in which data are read, encoded and written
 FLOAT_TYPES = {
@@ -36,7 +36,7 @@ FLOAT_TYPES = {
 class Store:
     """An array's place in a file: C order over `shape`, from `offset` on."""
 
-    file: Opener | BinaryIO  # an opener is called for each box: a thousand files need no thousand descriptors
+    file: Opener | BinaryIO  # to read; a file to write
     offset: int
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]  # in the file's byte order
@@ -81,11 +81,11 @@ class Store:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArraySource:
-    """A float array in a file, seen with the vector axis last; nothing is read before it is asked for."""
+    """An array in a file, seen with the vector axis last; nothing is read before it is asked for."""
 
     path: str  # as the user gave it
     name: str  # the member's or tensor's name, else the file's stem
-    dtype: str  # f16, bf16, f32 or f64
+    dtype: str  # f16, bf16, f32, f64; other types are only ever copied
     store: Store
     axes: tuple[int, ...]  # axis i of this array is axis axes[i] of the store
     fixed: tuple[tuple[int, int], ...] = ()  # (axis of the store, index): one layer out of a stack
@@ -115,6 +115,18 @@ class ArraySource:
     def label(self) -> str:
         """What messages call this array: the file, and the member where there are several."""
         return self.path if self.hidden_file else f"{self.path}: {self.name}"
+
+    @property
+    def in_file_order(self) -> bool:
+        """Whether the array's C order is the order of its bytes in the file, all of them."""
+        return not self.fixed and self.axes == tuple(range(len(self.store.shape)))
+
+    def stored_pieces(self) -> Iterator[memoryview]:
+        """Yield the array's bytes as they lie in the file, little-endian, a piece at a time; no part of a stack."""
+        assert not self.fixed
+        whole = replace(self, axes=tuple(range(len(self.store.shape))))
+        for piece in whole.pieces():
+            yield np.ascontiguousarray(whole.box(piece)).reshape(-1).view(np.uint8).data
 
     def transposed(self, order: tuple[int, ...]) -> ArraySource:
         """Return this array with its axes in another order."""
@@ -162,10 +174,14 @@ class ArraySource:
 
         A box holds at most `block_bytes` as float32, and is as long in the file as that allows.
         """
-        yield from _boxes(self.shape[:-1], self.axes[:-1], max(block_bytes // (4 * max(self.dim, 1)), 1))
+        yield from boxes_over(self.shape[:-1], self.axes[:-1], max(block_bytes // (4 * max(self.dim, 1)), 1))
+
+    def pieces(self) -> Iterator[Box]:
+        """Yield boxes over all axes that cover the array once; for copying."""
+        yield from boxes_over(self.shape, self.axes, BLOCK_BYTES // 8)
 
 
-def _boxes(shape: tuple[int, ...], speeds: tuple[int, ...], budget: int) -> Iterator[Box]:
+def boxes_over(shape: tuple[int, ...], speeds: tuple[int, ...], budget: int) -> Iterator[Box]:
     """Yield boxes of at most `budget` indices; an axis of higher speed lies closer together in the file."""
     if not all(shape):
         return

@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import BinaryIO
@@ -19,58 +17,12 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool import npy
-from tqtool.arrays import ArraySource, Opener
+from tqtool.arrays import ArraySource
+from tqtool.datafiles import folder_files, listed, open_arrays
 from tqtool.errors import InputError, UsageError
-from tqtool.files import COPY_BLOCK, STREAM, FilePath, file_size, open_input
+from tqtool.files import COPY_BLOCK, FilePath, open_input
 from tqtool.layouts import by_layer, check_layout, infer_layout
 from tqtool.naming import Kind, Manifest, find_manifest, meaning
-
-ARCHIVES = (".npz", ".safetensors")
-SUFFIXES = (".npy", *ARCHIVES)
-
-
-def open_arrays(path: FilePath, *, dtype: str | None = None) -> tuple[ArraySource, ...]:
-    """Return the float arrays of a .npy, .npz or .safetensors file, or of standard input (`-`).
-
-    What a file is, its first bytes say, not its name. Raises: `InputError`.
-    """
-    shown = "stdin" if str(path) == STREAM else str(path)
-    file = open_input(path)
-    try:
-        regular = str(path) != STREAM and Path(path).is_file()
-        opener: Opener | BinaryIO = partial(_open, str(path)) if regular else file
-        start = file.read(8)
-        file.seek(0)
-        if start.startswith(npy.MAGIC[: len(start)]) and len(start) >= len(npy.MAGIC):
-            source = npy.read_npy(file, opener, shown, size=file_size(file), dtype=dtype)
-            name = "stdin" if shown == "stdin" else Path(shown).stem
-            found = (replace(source, name=name, hidden_file=True),)
-        else:
-            raise not_an_array(file, shown)
-    finally:
-        if callable(opener):
-            file.close()
-    return found
-
-
-def not_an_array(file: BinaryIO, shown: str) -> InputError:
-    """Return the error for a file of none of the formats, naming what it seems to be."""
-    file.seek(0)
-    start = file.read(8)
-    known = {
-        b"GGUF": "this is a GGUF model file; dump the cache with the recipe in docs/recipes.md",
-        b"\x1f\x8b": "this is gzip; gunzip it first",
-        b"\x28\xb5\x2f\xfd": "this is zstd; unpack it first",
-        b"\x89HDF": "this is HDF5; convert it with h5py and np.save",
-    }
-    hint = next((text for magic, text in known.items() if start.startswith(magic)), None)
-    text = start.decode("ascii", "replace") if start.isascii() else start.hex(" ")
-    return InputError(f"{shown}: not a NumPy file (starts with {text!r})", code="not-npy", hint=hint, path=shown)
-
-
-def _open(path: str) -> AbstractContextManager[BinaryIO]:
-    return open_input(path)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,31 +181,10 @@ def _gather(paths: Sequence[FilePath], dtype: str | None) -> tuple[list[ArraySou
             continue
         chosen, ignored = folder_files(Path(path))
         if ignored:
-            notes.append(f"{path}: ignored {_list(ignored)}")
+            notes.append(f"{path}: ignored {listed(ignored)}")
         for member in chosen:
             sources.extend(open_arrays(member, dtype=dtype))
     return sources, notes
-
-
-def folder_files(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return a folder's dump files by name, and the names of its other files.
-
-    Those are the .npy files whose names tell their kind, else its archives. Raises `InputError` if there are none.
-    """
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
-    arrays = [name for name in names if name.endswith(".npy")]
-    chosen = [name for name in arrays if meaning(Path(name).stem).kind]
-    if not chosen:
-        chosen = [name for name in names if name.endswith(ARCHIVES)]
-    if not chosen:
-        raise InputError(
-            f"{folder}: no dump files; found {_list(names) if names else 'nothing'}",
-            code="no-tensors",
-            hint="name them like layer07_k.npy, layer07_v.npy, layer07_q.npy",
-            path=str(folder),
-        )
-    ignored = [name for name in names if name not in chosen and name != "manifest.json"]
-    return [folder / name for name in chosen], ignored
 
 
 def _identify(sources: list[ArraySource], notes: list[str], name: str) -> list[_Entry]:
@@ -267,10 +198,10 @@ def _identify(sources: list[ArraySource], notes: list[str], name: str) -> list[_
             continue
         entries.append(_Entry(source, said.kind, said.layer, said.tail))
     if other:
-        notes.append(f"names that tell no kind, ignored: {_list(other)}")
+        notes.append(f"names that tell no kind, ignored: {listed(other)}")
     if not entries:
         raise InputError(
-            f"{name}: no keys and values among {_list(other)}",
+            f"{name}: no keys and values among {listed(other)}",
             code="no-tensors",
             hint="name them like layer07_k and layer07_v, or give --k FILE --v FILE",
             path=name,
@@ -287,7 +218,7 @@ def _identify(sources: list[ArraySource], notes: list[str], name: str) -> list[_
                 path=name,
             )
     if len({entry.layer is None for entry in entries}) > 1:
-        without = _list([entry.source.name for entry in entries if entry.layer is None])
+        without = listed([entry.source.name for entry in entries if entry.layer is None])
         raise InputError(
             f"{name}: some names tell a layer, these do not: {without}",
             code="ambiguous",
@@ -357,9 +288,3 @@ def _heads(source: ArraySource) -> int:
     for size in source.shape[:-2]:
         heads *= size
     return heads
-
-
-def _list(names: Sequence[str]) -> str:
-    """Return the first few names, and how many more there are."""
-    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return ", ".join(names[:6]) + more

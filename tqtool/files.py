@@ -8,13 +8,14 @@ left behind even after kill -9.
 import contextlib
 import difflib
 import errno
+import functools
 import os
 import secrets
 import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
@@ -53,6 +54,21 @@ def write_atomically(path: FilePath, *, force: bool = False, size: int = 0) -> I
                 os.fsync(folder)
         finally:
             os.close(folder)
+
+
+@contextlib.contextmanager
+def output_file(path: FilePath, *, force: bool = False, size: int = 0) -> Iterator[BinaryIO]:
+    """Like `write_atomically`, and for `-` an unnamed temporary that goes to standard output at the end."""
+    if str(path) != STREAM:
+        with write_atomically(path, force=force, size=size) as file:
+            yield file
+        return
+    with unnamed_temporary() as file:
+        with _reporting("the temporary copy of the output", 0):
+            yield file
+        file.seek(0)
+        copy_bytes(file, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
 
 
 def write_text(path: FilePath, text: str, *, force: bool = False) -> None:
@@ -109,7 +125,7 @@ def open_input(path: FilePath) -> BinaryIO:
     Raises: `InputError` with code `not-found`, `is-directory`, `empty-file` or `unreadable`.
     """
     if str(path) == STREAM:
-        return _spooled(sys.stdin.buffer, "stdin")
+        return _spooled(sys.stdin.buffer, shown_name(path))
     try:
         if Path(path).is_dir():
             hint = f"try {Path(path) / '*.npy'}"
@@ -129,6 +145,39 @@ def open_input(path: FilePath) -> BinaryIO:
     return file
 
 
+Opened = contextlib.AbstractContextManager[BinaryIO]
+Opener = Callable[[], Opened]
+
+
+class KeptOpen:
+    """An opener that hands out one file again and again, and closes it when nobody can ask any more."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def __call__(self) -> Opened:
+        """Return the file for a `with` block, which leaves it open."""
+        return contextlib.nullcontext(self._file)
+
+    def __del__(self) -> None:
+        self._file.close()
+
+
+def reopening(
+    path: FilePath, file: BinaryIO | None = None
+) -> tuple[Opener, contextlib.AbstractContextManager[BinaryIO]]:
+    """Return what opens an input again and again, and the input opened now, for a `with` block.
+
+    A path is opened each time: a thousand files need no thousand descriptors. `file` is the input if it is open.
+    """
+    if file is None:
+        file = open_input(path)
+    if str(path) != STREAM and Path(path).is_file():
+        return functools.partial(open_input, path), file
+    kept = KeptOpen(file)
+    return kept, kept()
+
+
 def copy_bytes(source: IO[bytes], target: IO[bytes], count: int | None = None) -> int:
     """Copy `count` bytes (all, if None) in small blocks and return how many there were."""
     copied = 0
@@ -146,6 +195,11 @@ def write_all(target: IO[bytes], data: bytes | memoryview) -> None:
     view = memoryview(data).cast("B")
     while view:
         view = view[target.write(view) :]
+
+
+def shown_name(path: FilePath) -> str:
+    """Return what messages call an input."""
+    return "stdin" if str(path) == STREAM else str(path)
 
 
 def file_size(file: BinaryIO) -> int:

@@ -5,83 +5,122 @@ from __future__ import annotations
 import re
 import warnings
 from math import prod
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy_format
 
-from tqtool.arrays import ArraySource, Opener, Store
+from tqtool.arrays import FLOAT_TYPES, ArraySource, Store
 from tqtool.errors import InputError
+from tqtool.files import Opener
 
 MAGIC = b"\x93NUMPY"
-_FLOAT_NAMES = {2: "f16", 4: "f32", 8: "f64"}
 
 
 def read_npy(
-    file: BinaryIO, opener: Opener | BinaryIO, label: str, *, size: int, start: int = 0, dtype: str | None = None
+    file: BinaryIO,
+    opener: Opener,
+    path: str,
+    *,
+    name: str | None = None,
+    size: int,
+    dtype: str | None = None,
 ) -> ArraySource:
-    """Read the header at the file's position and return the array, with `label` as path and name.
+    """Read the header at the beginning of a .npy of `size` bytes and return the array, of any dtype but objects.
 
-    `start` is where the .npy begins in what `opener` opens, `size` how many bytes it has; `dtype` "bf16" takes 2-byte
-    data for bfloat16. Raises: `InputError`.
+    `opener` opens it again for its values; `name` is that of the archive's member, if it is one. `dtype` "bf16" takes
+    2-byte data for bfloat16. Raises: `InputError`.
     """
-    begin = file.tell()
-    shape, fortran, stored = _read_header(file, label)
-    header = file.tell() - begin
-    name, stored = float_type(stored, label, dtype)
+    label = path if name is None else f"{path}: {name}"
+    shape, fortran, stored = _read_header(file, label, path)
+    header = file.tell()
+    if stored.hasobject:
+        raise InputError(
+            f"{label}: object arrays need pickle, which can run code; refused",
+            code="object-array",
+            hint="np.save(path, np.asarray(x, dtype=np.float32))",
+            path=path,
+        )
     needs = header + stored.itemsize * prod(shape)
     if size < needs:
         raise InputError(
             f"{label}: holds {size} bytes, header promises {needs}",
             code="npy-truncated",
             hint="the copy or the program that wrote it was cut short; copy or save it again",
-            path=label,
+            path=path,
         )
     axes = tuple(range(len(shape)))
     if fortran:
         shape, axes = shape[::-1], axes[::-1]
-    return ArraySource(label, label, name, Store(opener, start + header, shape, stored), axes)
+    kind = type_name(stored, as_bf16=dtype == "bf16")
+    if kind == "bf16":
+        stored = np.dtype(np.uint16).newbyteorder(stored.byteorder if stored.kind == "u" else "<")
+    store = Store(opener, header, shape, stored)
+    return ArraySource(path, name or Path(path).stem, kind, store, axes, hidden_file=name is None)
 
 
-def float_type(stored: np.dtype[np.generic], label: str, dtype: str | None = None) -> tuple[str, np.dtype[np.generic]]:
-    """Return the float type that stored values are, and the type to read them with; `InputError` if none."""
-    bits16 = stored.itemsize == 2 and (stored.kind == "u" or (stored.kind == "V" and stored.fields is None))
-    if dtype == "bf16":
-        if not bits16:
-            hint = "leave --dtype out" if stored.kind == "f" else None
-            raise InputError(
-                f"{label}: dtype {stored} is not 2-byte bits; --dtype bf16 does not apply",
-                code="dtype",
-                hint=hint,
-                path=label,
-            )
-        return "bf16", np.dtype(np.uint16).newbyteorder(stored.byteorder if stored.kind == "u" else "<")
-    if stored.kind == "f" and stored.itemsize in _FLOAT_NAMES:
-        return _FLOAT_NAMES[stored.itemsize], stored
-    if stored.hasobject:
+def type_name(stored: np.dtype[np.generic], *, as_bf16: bool = False) -> str:
+    """Return the short name of a NumPy type: f16, i64, bool; NumPy's own name where there is no short one."""
+    if as_bf16 and stored.itemsize == 2 and stored.fields is None and stored.kind in "uV":
+        return "bf16"
+    if stored.kind in "fiu" and stored.itemsize <= 8:
+        return f"{stored.kind}{8 * stored.itemsize}"
+    if stored.kind == "b":
+        return "bool"
+    return "c64" if stored == np.complex64 else str(stored)
+
+
+def check_float(source: ArraySource, *, as_bf16: bool = False) -> None:
+    """Raise `InputError` unless the array's values are floats that the codec takes."""
+    label, path = source.label, source.path
+    if as_bf16 and source.dtype != "bf16":
         raise InputError(
-            f"{label}: object arrays need pickle, which can run code; refused",
-            code="object-array",
-            hint="np.save(path, np.asarray(x, dtype=np.float32))",
-            path=label,
+            f"{label}: dtype {source.dtype} is not 2-byte bits; --dtype bf16 does not apply",
+            code="dtype",
+            hint="leave --dtype out",
+            path=path,
         )
-    if stored.kind == "V" and stored.fields is None and bits16:
+    if source.dtype in FLOAT_TYPES:
+        return
+    if source.dtype in ("|V2", ">V2", "<V2"):
         raise InputError(
             f"{label}: 2-byte raw dtype; probably bfloat16",
             code="dtype-ambiguous",
             hint="add --dtype bf16",
-            path=label,
+            path=path,
         )
-    if stored.kind == "V" and stored.fields is None and stored.itemsize == 1:
-        raise _eight_bit(label)
+    if source.dtype == "|V1" or source.dtype.startswith("f8_"):
+        raise _eight_bit(label, path)
+    if source.dtype.startswith("float"):
+        message = f"{label}: dtype {source.dtype} is not supported"
+        raise InputError(message, code="dtype-unsupported", hint="convert it to float32", path=path)
     hint = "convert it: np.save(path, x.astype(np.float32))"
-    if bits16:
+    if source.dtype == "u16":
         hint = "if these are bfloat16 bits, add --dtype bf16"
-    raise InputError(f"{label}: dtype {stored} is not floating point", code="dtype", hint=hint, path=label)
+    raise InputError(
+        f"{label}: dtype {_spelled(source.dtype)} is not floating point", code="dtype", hint=hint, path=path
+    )
 
 
-def _read_header(file: BinaryIO, label: str) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    begin = file.tell()
+def pickled(path: str) -> InputError:
+    """Return the error for a pickle, with the way out of it."""
+    hint = (
+        "convert it where it was made:\n"
+        "import torch, safetensors.torch\n"
+        f"tensors = torch.load({Path(path).name!r}, weights_only=True)  # a dict of tensors\n"
+        f"safetensors.torch.save_file(tensors, {Path(path).stem + '.safetensors'!r})"
+    )
+    return InputError(f"{path}: PyTorch pickle; not loaded", code="pickle", hint=hint, path=path)
+
+
+def _spelled(name: str) -> str:
+    """Return a short type name as NumPy spells it: i64 as int64."""
+    words = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
+    return words.get(name[:1], "") + name[1:] if name[1:].isdecimal() and name[:1] in words else name
+
+
+def _read_header(file: BinaryIO, label: str, path: str) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about headers written by Python 2
@@ -94,20 +133,20 @@ def _read_header(file: BinaryIO, label: str) -> tuple[tuple[int, ...], bool, np.
     except OSError:
         raise
     except Exception as error:  # NumPy's parser raises anything on hostile bytes
-        file.seek(begin)
+        file.seek(0)
         if re.search(rb"'descr': *'[<|>=]f1'", file.read(200)):
-            raise _eight_bit(label) from error
+            raise _eight_bit(label, path) from error
         reason = " ".join(str(error).split())[:120]
         raise InputError(
-            f"{label}: damaged NumPy header: {reason}", code="not-npy", hint="save the array again", path=label
+            f"{label}: damaged NumPy header: {reason}", code="not-npy", hint="save the array again", path=path
         ) from error
     return shape, fortran, stored
 
 
-def _eight_bit(label: str) -> InputError:
+def _eight_bit(label: str, path: str) -> InputError:
     return InputError(
         f"{label}: 8-bit float payloads are not supported",
         code="dtype-unsupported",
         hint="convert it to float16, with its scales applied",
-        path=label,
+        path=path,
     )

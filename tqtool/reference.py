@@ -67,15 +67,25 @@ def decode_rows(
     codes: NDArray[np.uint8], scales: NDArray[np.float32], spec: CodecSpec, out: NDArray[np.float32]
 ) -> None:
     """Decode codes (n, code_bytes) and scales (n,) into out (n, dim): the inverse of `encode_rows`."""
-    step = block_rows(spec.dim)
-    signed = signs(spec.seed, spec.dim)
+    decode_with(codes, scales, spec.book.tables[1], signs(spec.seed, spec.dim), out)
+
+
+def decode_with(
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    centroids: NDArray[np.float32],
+    signed: NDArray[np.float32],
+    out: NDArray[np.float32],
+) -> None:
+    """Decode with tables from elsewhere (a file's own): centroids (2**bits,) and signs (dim,)."""
+    dim, bits = len(signed), len(centroids).bit_length() - 1
+    step = block_rows(dim)
     for start in range(0, len(codes), step):
         part = slice(start, start + step)
-        indices = unpack_columns(np.ascontiguousarray(codes[part].T), spec.bits, spec.dim)
-        columns = spec.book.tables[1].take(indices)  # (dim, n)
+        indices = unpack_columns(np.ascontiguousarray(codes[part].T), bits, dim)
+        columns = centroids.take(indices)  # (dim, n)
         hadamard_inverse(columns)
-        factors = scales[part].astype(np.float64) / sqrt(spec.dim)
-        _scale_rows(columns, factors, signed)
+        _scale_rows(columns, scales[part].astype(np.float64) / sqrt(dim), signed)
         out[part] = columns.T
 
 

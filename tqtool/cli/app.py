@@ -56,9 +56,9 @@ def _global_options(
 
 
 def _register_commands() -> None:
-    from tqtool.cli import memory, quality, reports, tables
+    from tqtool.cli import files, memory, quality, reports, tables
 
-    for part in (memory, quality, reports, tables):
+    for part in (files, memory, quality, reports, tables):
         part.register(app)
 
 

@@ -1,0 +1,298 @@
+"""`tqtool compress` and `tqtool decompress`: files to compressed files and back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from tqtool.cli import output
+from tqtool.errors import UsageError
+from tqtool.files import STREAM, check_not_input, check_output
+from tqtool.naming import CONTAINER_SUFFIX
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ForceOption = Annotated[bool, typer.Option("-f", "--force", help="Replace existing files.")]
+OutputOption = Annotated[
+    str | None,
+    typer.Option(
+        "-o", "--output", metavar="PATH|DIR|-", help="File, existing folder, or - for stdout.", show_default=False
+    ),
+]
+NameOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--name",
+        metavar="TENSOR",
+        help="Only this tensor; may be repeated.",
+        show_default=False,
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    from tqtool.cli.inspection import inspect
+
+    app.command("compress")(compress)
+    app.command("decompress")(decompress)
+    app.command("inspect")(inspect)
+
+
+def compress(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT",
+            help=".npy, .npz, .safetensors, a folder of them, or - for stdin.",
+        ),
+    ],
+    out: OutputOption = None,
+    bits: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=8,
+            help="Bits a coordinate; 4 if not said.",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "-c",
+            "--config",
+            help="Bits of keys and values, as K4/V2; the default where both are in a file.",
+            show_default=False,
+        ),
+    ] = None,
+    kind: Annotated[
+        Literal["k", "v", "generic"] | None,
+        typer.Option(
+            help="What the data are; else their names tell.",
+            show_default=False,
+        ),
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            help="Axes in order, as htd: heads, tokens, dim; also nd, bhtd, lhtd, hdt …",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[
+        Literal["bf16"] | None, typer.Option(help="Take 2-byte data for bfloat16.", show_default=False)
+    ] = None,
+    axis: Annotated[
+        int | None,
+        typer.Option(
+            help="The vector axis, if not the last.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the rotation's signs.")] = 0,
+    law: Annotated[Literal["beta", "sphere", "gaussian"], typer.Option(help="Law of the codebook.")] = "beta",
+    scale_rule: Annotated[
+        str,
+        typer.Option(
+            help="match, norm, lsq or unbiased; or two, keys then values: match,unbiased",
+        ),
+    ] = "match",
+    meta: Annotated[
+        Literal["range", "f32", "bf16"], typer.Option(help="Metadata a vector: 8, 4 or 2 bytes.")
+    ] = "range",
+    names: NameOption = None,
+    nan: Annotated[Literal["error", "zero"], typer.Option(help="What to do with NaN and infinity.")] = "error",
+    max_rel_error: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Write nothing and exit 1 beyond this relative error of a tensor.", show_default=False
+        ),
+    ] = None,
+    min_cosine: Annotated[
+        float | None,
+        typer.Option(
+            help="Write nothing and exit 1 if a vector's cosine is lower.",
+            show_default=False,
+        ),
+    ] = None,
+    stats: Annotated[
+        bool | None,
+        typer.Option(
+            "--stats/--no-stats", help="Measure every vector / none; else a sample of 65,536.", show_default=False
+        ),
+    ] = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compress arrays of vectors to NAME.tq.safetensors, and say what it cost."""
+    from tqtool.compression import Limits, compress_file
+    from tqtool.datafiles import open_file
+    from tqtool.health import warnings_of
+    from tqtool.rendering.files import compress_json, compress_line
+    from tqtool.selection import Choice, choose, scale_rules
+    from tqtool.sizes import KVConfig
+
+    if bits is not None and config is not None:
+        raise UsageError("--bits and --config contradict each other", code="usage")
+    choice = Choice(
+        bits,
+        None if config is None else KVConfig.parse(config),
+        kind,
+        layout,
+        axis,
+        dtype,
+        seed,
+        law,
+        scale_rules(scale_rule),
+        meta,
+        tuple(names or ()),
+    )
+    limits = Limits(max_rel_error, min_cosine)
+    jobs = _jobs(_expanded(inputs), out, CONTAINER_SUFFIX, force=force, as_json=as_json)
+    opened = [(open_file(path, dtype=dtype), target) for path, target in jobs]
+    work = [(file, choose(file, choice), target) for file, target in opened]
+    settings = output.settings()
+    results = []
+    for file, chosen, target in work:
+        for line in warnings_of([source for entry, source in chosen if hasattr(entry, "spec")]):
+            output.warn(line)
+        total = sum(source.nbytes for _, source in chosen)
+        with output.progress(f"compress {Path(file.path).name}", total, unit_bytes=True) as advance:
+            result = compress_file(
+                file,
+                chosen,
+                target,
+                stats="sample" if stats is None else "all" if stats else "none",
+                nan_to_zero=nan == "zero",
+                limits=limits,
+                force=force,
+                threads=settings.threads,
+                advance=advance,
+            )
+        results.append(result)
+        for line in result.exceeded:
+            output.warn(f"{file.path}: {line}; not written")
+        if not (as_json or result.exceeded):
+            _say(compress_line(result), target)
+    if as_json:
+        output.answer_json(compress_json(results))
+    if any(result.exceeded for result in results):
+        raise typer.Exit(1)
+
+
+def decompress(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT",
+            help="Compressed files, or - for stdin.",
+        ),
+    ],
+    out: OutputOption = None,
+    dtype: Annotated[
+        Literal["f32", "f16", "bf16"] | None,
+        typer.Option(
+            help="Type to restore; else the source's.",
+            show_default=False,
+        ),
+    ] = None,
+    names: NameOption = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify/--no-verify",
+            help="Check every checksum first.",
+        ),
+    ] = True,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Restore compressed arrays: their names, shapes and types, to NAME.restored.npy, .npz or .safetensors."""
+    from tqtool.container import open_container
+    from tqtool.decompression import check_damage, form_of, restore, restored_size, select
+    from tqtool.files import binary_size, output_file
+    from tqtool.rendering.files import decompress_json
+
+    settings = output.settings()
+    containers = [open_container(path) for path in inputs]
+    forms = [form_of(out, container) for container in containers]
+    suffixes = {path: f".restored.{form}" for path, form in zip(inputs, forms, strict=True)}
+    jobs = _jobs(inputs, out, suffixes, force=force, as_json=as_json)
+    results: list[dict[str, Any]] = []
+    for container, form, (_, target) in zip(containers, forms, jobs, strict=True):
+        chosen = select(container, names or [], dtype)
+        if verify:
+            check_damage(container, chosen, settings.threads)
+        size = restored_size(chosen, form)
+        with (
+            output.progress(f"decompress {Path(container.path).name}", size, unit_bytes=True) as advance,
+            output_file(target, force=force, size=size) as file,
+        ):
+            restore(container, chosen, form, file, threads=settings.threads, advance=advance)
+            written = file.seek(0, 2)
+        results.append(decompress_json(container.path, target, written, chosen))
+        if not as_json:
+            text = f"{container.path} -> {target}: {binary_size(container.nbytes)} -> {binary_size(written)}"
+            _say(f"{text}, {len(chosen)} tensor{'s' if len(chosen) > 1 else ''}", target)
+    if as_json:
+        output.answer_json({"schema": "tqtool.decompress/1", "files": results})
+
+
+def _expanded(inputs: Sequence[str]) -> list[str]:
+    """Return the files that the inputs stand for: a folder for its dump files."""
+    from tqtool.datafiles import folder_files, listed
+
+    files: list[str] = []
+    for path in inputs:
+        if not Path(path).is_dir():
+            files.append(path)
+            continue
+        chosen, ignored = folder_files(Path(path))
+        files.extend(str(member) for member in chosen)
+        if ignored:
+            output.note(f"{path}: ignored {listed(ignored)}")
+    return files
+
+
+def _jobs(
+    inputs: Sequence[str], out: str | None, suffix: str | dict[str, str], *, force: bool, as_json: bool
+) -> list[tuple[str, str]]:
+    """Return (input, output) pairs; refuses outputs that cannot be written before any work is done."""
+    jobs = []
+    for path in inputs:
+        if out == STREAM or (out is None and path == STREAM):
+            target = STREAM
+        elif out is not None and not (Path(out).is_dir() or out.endswith("/")):
+            target = out
+        else:
+            name = "stdin" if path == STREAM else Path(path).name.removesuffix(CONTAINER_SUFFIX)
+            name = Path(name).stem if isinstance(suffix, str) else name
+            folder = Path(path).parent if out is None else Path(out)
+            target = str(folder / f"{name}{suffix if isinstance(suffix, str) else suffix[path]}")
+        jobs.append((path, target))
+    twice = next((target for _, target in jobs if sum(target == other for _, other in jobs) > 1), None)
+    if twice is not None:
+        raise UsageError(
+            f"{twice}: two inputs would take this name",
+            code="usage",
+            hint="give -o an existing folder, or run them one at a time",
+        )
+    for _, target in jobs:
+        if target == STREAM:
+            if as_json:
+                raise UsageError("--json and the data cannot both go to standard output", code="usage")
+            if sys.stdout.isatty():
+                raise UsageError("binary data would go to the terminal", code="usage", hint="say -o FILE, or pipe it")
+        else:
+            check_not_input(target, list(inputs))
+            check_output(target, force=force)
+    return jobs
+
+
+def _say(line: str, target: str) -> None:
+    """Print a result: the answer, unless the data themselves go to stdout."""
+    (output.note if target == STREAM else output.answer)(line)

@@ -1,0 +1,177 @@
+"""Files to containers: what is known beforehand laid out, the data streamed, the late facts written last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import BinaryIO
+
+import numpy as np
+
+from tqtool.arrays import Array, ArraySource, Store
+from tqtool.container import CRCS, HASHES, Plan, chunk_crcs, hashes, plan
+from tqtool.datafiles import DataFile
+from tqtool.entries import META_TYPES, Compressed, Entry
+from tqtool.files import FilePath, output_file
+from tqtool.pipeline import Advance, Pipeline, Quality, Stats
+from tqtool.rotation import sign_bits
+from tqtool.tensors import stored_type
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one file."""
+
+    path: str
+    output: str
+    source_bytes: int
+    container_bytes: int
+    entries: tuple[Entry, ...]
+    qualities: tuple[Quality | None, ...]  # of the entries; None for copied ones
+    exceeded: tuple[str, ...]  # limits, in words; the file is not written if there are any
+    seconds: float
+
+    @property
+    def compressed(self) -> tuple[tuple[Compressed, Quality], ...]:
+        """The tensors that were encoded, with their quality."""
+        pairs = zip(self.entries, self.qualities, strict=True)
+        return tuple((entry, quality) for entry, quality in pairs if isinstance(entry, Compressed) and quality)
+
+    @property
+    def bits_per_value(self) -> float:
+        """Stored bits of a compressed value, metadata counted, tables and header not."""
+        values = sum(entry.count * entry.spec.dim for entry, _ in self.compressed)
+        return (
+            8 * sum(entry.count * entry.spec.vector_bytes for entry, _ in self.compressed) / values if values else 0.0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a restored file must keep to be written at all."""
+
+    max_rel_error: float | None = None  # of any tensor
+    min_cosine: float | None = None  # of any vector
+
+    def exceeded(self, entries: Sequence[Entry], qualities: Sequence[Quality | None]) -> tuple[str, ...]:
+        """Return what is beyond a limit, in words."""
+        found = []
+        for entry, quality in zip(entries, qualities, strict=True):
+            if quality is None:
+                continue
+            if self.max_rel_error is not None and not quality.rel_error <= self.max_rel_error:
+                found.append(f"{entry.name}: relative error {quality.rel_error:.4g} > {self.max_rel_error:g}")
+            if self.min_cosine is not None and not quality.cos_min >= self.min_cosine:
+                found.append(f"{entry.name}: smallest cosine {quality.cos_min:.4g} < {self.min_cosine:g}")
+        return tuple(found)
+
+    @property
+    def any(self) -> bool:
+        """Whether there are limits."""
+        return self.max_rel_error is not None or self.min_cosine is not None
+
+
+class _ExceededError(Exception):
+    """Leaves the block that writes the output, which thereby never appears."""
+
+
+def compress_file(
+    file: DataFile,
+    chosen: Sequence[tuple[Entry, ArraySource]],
+    output: FilePath,
+    *,
+    stats: Stats = "sample",
+    nan_to_zero: bool = False,
+    limits: Limits = Limits(),
+    force: bool = False,
+    threads: int | None = None,
+    advance: Advance = lambda amount: None,
+) -> Result:
+    """Write the container of a file (`-`: to standard output) and return what became of it.
+
+    Nothing is written if a limit is exceeded. Raises `InputError` and `OutputError`.
+    """
+    begun = perf_counter()
+    layout = plan([entry for entry, _ in chosen], file.format, file.metadata)
+    exceeded: tuple[str, ...] = ()
+    qualities: tuple[Quality | None, ...] = ()
+    try:
+        with output_file(output, force=force, size=layout.size) as target:
+            qualities = write_container(
+                target,
+                layout,
+                [source for _, source in chosen],
+                stats="all" if limits.any else stats,
+                nan_to_zero=nan_to_zero,
+                threads=threads,
+                advance=advance,
+            )
+            exceeded = limits.exceeded(layout.entries, qualities)
+            if exceeded:
+                raise _ExceededError
+    except _ExceededError:
+        pass
+    seconds = perf_counter() - begun
+    return Result(file.path, str(output), file.nbytes, layout.size, layout.entries, qualities, exceeded, seconds)
+
+
+def write_container(
+    file: BinaryIO,
+    layout: Plan,
+    sources: Sequence[ArraySource],
+    *,
+    stats: Stats = "sample",
+    nan_to_zero: bool = False,
+    threads: int | None = None,
+    advance: Advance = lambda amount: None,
+) -> tuple[Quality | None, ...]:
+    """Fill an empty file with a container; `sources` go with the plan's entries, vector axis last.
+
+    Returns the quality of each entry, None for copied ones. Raises `InputError` where the source does.
+    """
+    data = layout.data
+    file.truncate(layout.size)
+    places = {tensor.name: tensor for tensor in layout.tensors}
+
+    def store(name: str, dtype: np.dtype[np.generic]) -> Store:
+        return Store(file, data + places[name].start, places[name].shape, dtype)
+
+    done: list[Entry] = []
+    qualities: list[Quality | None] = []
+    for entry, source in zip(layout.entries, sources, strict=True):
+        quality = None
+        if isinstance(entry, Compressed):
+            codes = store(f"{entry.name}.codes", np.dtype(np.uint8))
+            meta = store(f"{entry.name}.meta", stored_type(META_TYPES[entry.spec.meta].lower()))
+            pipeline = Pipeline(source, entry.spec, codes, meta, stats, nan_to_zero)
+            quality, sha256 = pipeline.run(threads, advance)
+            error = quality.error if quality.measured else None
+            entry = replace(entry, source_sha256=sha256, error=error)
+            for name, values in _tables(entry).items():
+                _write(store(name, values.dtype), values)
+        else:
+            for box in source.pieces():
+                store(entry.name, stored_type(entry.dtype)).write(box, source.box(box))
+            advance(source.nbytes)
+        done.append(entry)
+        qualities.append(quality)
+    crcs = chunk_crcs(file, data, layout.tensors, threads)
+    _write(store(CRCS, crcs.dtype), crcs)
+    header = layout.header(done)
+    assert len(header) == data
+    _write(Store(file, 0, (data,), np.dtype(np.uint8)), np.frombuffer(header, np.uint8))
+    _write(store(HASHES, np.dtype(np.uint8)), np.frombuffer(hashes(header, crcs.tobytes()), np.uint8))
+    return tuple(qualities)
+
+
+def _write(store: Store, values: Array) -> None:
+    store.write(tuple(range(size) for size in store.shape), values)
+
+
+def _tables(entry: Compressed) -> dict[str, Array]:
+    """Return the tables that decoding this entry needs, by their names in the file."""
+    boundaries, centroids = entry.spec.book.tables
+    of_boundaries, of_centroids = entry.tables
+    bits = sign_bits(entry.spec.seed, entry.spec.dim)
+    return {of_boundaries: boundaries, of_centroids: centroids, entry.signs: bits}

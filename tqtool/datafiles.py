@@ -1,0 +1,125 @@
+"""Files of arrays: .npy, .npz, .safetensors or standard input, told apart by their first bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from tqtool import npy, npz
+from tqtool.arrays import FLOAT_TYPES, ArraySource
+from tqtool.errors import InputError
+from tqtool.files import FilePath, file_size, reopening, shown_name
+from tqtool.naming import CONTAINER_SUFFIX, MANIFEST, meaning
+from tqtool.tensors import array_sources, is_header, read_header
+
+ARCHIVES = (".npz", ".safetensors")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DataFile:
+    """An opened file: its arrays of every type, in its order."""
+
+    path: str
+    nbytes: int
+    format: Literal["npy", "npz", "safetensors"]
+    arrays: tuple[ArraySource, ...]
+    metadata: dict[str, str]  # of a safetensors file
+    ignored: tuple[str, ...]  # members that are no arrays
+
+
+def open_file(path: FilePath, *, dtype: str | None = None, file: BinaryIO | None = None) -> DataFile:
+    """Open a .npy, .npz or .safetensors file, or standard input (`-`); what it is, its first bytes say.
+
+    `dtype` "bf16" takes 2-byte bits for bfloat16; `file` is the same file where it is open already. Raises:
+    `InputError`, `IntegrityError`.
+    """
+    shown = shown_name(path)
+    opener, opened = reopening(path, file)
+    with opened as file:
+        file.seek(0)
+        start = file.read(16)
+        file.seek(0)
+        if start.startswith(npy.MAGIC):
+            source = npy.read_npy(file, opener, shown, size=file_size(file), dtype=dtype)
+            return DataFile(shown, file_size(file), "npy", (source,), {}, ())
+        if start.startswith(npz.MAGICS):
+            arrays, ignored = npz.read_npz(file, opener, shown, dtype=dtype)
+            return DataFile(shown, file_size(file), "npz", arrays, {}, ignored)
+        if is_header(start) or shown.endswith(".safetensors"):
+            header = read_header(file, shown)
+            if header.metadata.get("format") == "tqtool":
+                raise InputError(
+                    f"{shown}: is already compressed",
+                    code="already-compressed",
+                    hint="tqtool decompress restores it",
+                    path=shown,
+                )
+            sources = array_sources(header, opener, shown, as_bf16=dtype == "bf16")
+            return DataFile(shown, file_size(file), "safetensors", sources, header.metadata, ())
+        raise _unknown_format(start, shown)
+
+
+def open_arrays(path: FilePath, *, dtype: str | None = None) -> tuple[ArraySource, ...]:
+    """Return the float arrays of a file; raises as `open_file` does, and `no-tensors` if it has none."""
+    return float_arrays(open_file(path, dtype=dtype), dtype=dtype)
+
+
+def float_arrays(file: DataFile, *, dtype: str | None = None) -> tuple[ArraySource, ...]:
+    """Return a file's float arrays; `InputError` if there are none, saying what there is instead."""
+    if file.format == "npy":
+        npy.check_float(file.arrays[0], as_bf16=dtype == "bf16")
+    found = tuple(source for source in file.arrays if source.dtype in FLOAT_TYPES)
+    if not found:
+        there = listed([f"{source.name} ({source.dtype})" for source in file.arrays])
+        raise InputError(
+            f"{file.path}: no float arrays; found {there or 'nothing'}",
+            code="no-tensors",
+            hint="bfloat16 bits in 2-byte integers need --dtype bf16",
+            path=file.path,
+        )
+    return found
+
+
+def _unknown_format(start: bytes, shown: str) -> InputError:
+    """Return the error for a file of none of the formats, naming what it seems to be."""
+    pickle = len(start) > 1 and start[0] == 0x80 and start[1] in range(2, 6)
+    if pickle or Path(shown).suffix in (".pt", ".pth", ".pkl", ".pickle"):
+        return npy.pickled(shown)
+    known = {
+        b"GGUF": "this is a GGUF model file; dump the cache as docs/recipes.md shows",
+        b"\x1f\x8b": "this is gzip; gunzip it first",
+        b"\x28\xb5\x2f\xfd": "this is zstd; unpack it first",
+        b"\x89HDF": "this is HDF5; convert it with h5py and np.save",
+    }
+    hint = next((text for magic, text in known.items() if start.startswith(magic)), None)
+    text = ascii(start[:8].decode("latin-1"))
+    return InputError(f"{shown}: not a NumPy file (starts with {text})", code="not-npy", hint=hint, path=shown)
+
+
+def folder_files(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return a folder's dump files by name, and the names of its other files.
+
+    Those are the .npy files whose names tell their kind, else its archives. Raises `InputError` if there are none.
+    """
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+    arrays = [name for name in names if name.endswith(".npy")]
+    chosen = [name for name in arrays if meaning(Path(name).stem).kind]
+    if not chosen:
+        chosen = [name for name in names if name.endswith(ARCHIVES) and not name.endswith(CONTAINER_SUFFIX)]
+    if not chosen:
+        raise InputError(
+            f"{folder}: no dump files; found {listed(names) if names else 'nothing'}",
+            code="no-tensors",
+            hint="name them like layer07_k.npy, layer07_v.npy, layer07_q.npy",
+            path=str(folder),
+        )
+    ignored = [name for name in names if name not in chosen and name != MANIFEST]
+    return [folder / name for name in chosen], ignored
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return ", ".join(names[:6]) + more

@@ -1,0 +1,238 @@
+"""A container back to arrays, in blocks: each is read, decoded and written to its place on its own."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+from tqtool.arrays import FLOAT_TYPES, Box, Store, boxes_over
+from tqtool.codec import MAX_SCALE, Encoded, decode
+from tqtool.container import Container
+from tqtool.entries import META_TYPES, Compressed, Entry
+from tqtool.errors import InputError, IntegrityError, UsageError
+from tqtool.files import copy_bytes, unnamed_temporary
+from tqtool.reference import decode_with
+from tqtool.rotation import signs
+from tqtool.tensors import Tensor, header_bytes, stored_type, tensor_bytes
+from tqtool.units import ordered_map
+
+Format = Literal["npy", "npz", "safetensors"]
+Advance = Callable[[float], None]
+BLOCK_VALUES = 1 << 21  # 8 MiB of float32
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """One tensor as it will be written."""
+
+    entry: Entry
+    dtype: str  # as `FLOAT_TYPES` names it, or a copied tensor's own
+
+    def stored(self, form: Format) -> np.dtype[np.generic]:
+        """Return the type of its values in a file; NumPy's formats have bfloat16 as 16-bit integers only."""
+        if self.dtype == "bf16" and form != "safetensors":
+            return np.dtype("<u2")
+        return stored_type(self.dtype)
+
+    def nbytes(self) -> int:
+        """Bytes of its values."""
+        return prod(self.entry.shape) * stored_type(self.dtype).itemsize
+
+
+def select(container: Container, names: Sequence[str], dtype: str | None) -> tuple[Restored, ...]:
+    """Return the tensors to restore, in the source's order; all without `names`. `InputError`: `no-tensors`."""
+    known = {entry.name for entry in container.entries}
+    for name in names:
+        if name not in known:
+            raise InputError(
+                f"{container.path}: no tensor {name!r}; found {', '.join(sorted(known)[:8])}",
+                code="no-tensors",
+                path=container.path,
+            )
+    return tuple(
+        Restored(
+            entry, dtype if dtype and entry.dtype in FLOAT_TYPES and isinstance(entry, Compressed) else entry.dtype
+        )
+        for entry in container.entries
+        if not names or entry.name in names
+    )
+
+
+def check_damage(container: Container, chosen: Sequence[Restored], threads: int | None = None) -> None:
+    """Raise `IntegrityError` ("checksum") if a chunk that decoding these tensors needs is damaged."""
+    needed: set[str] = set()
+    for each in chosen:
+        needed |= each.entry.tensors().keys()
+    found = list(container.damage(needed, threads=threads))
+    if not found:
+        return
+    broken = {damage.tensor for damage in found}
+    whole = [entry.name for entry in container.entries if not broken & entry.tensors().keys()]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    raise IntegrityError(
+        f"{container.path}: {found[0]}{more}",
+        code="checksum",
+        hint=f"undamaged and readable with --name: {', '.join(whole)}" if whole else "copy it again",
+        path=container.path,
+    )
+
+
+def restored_size(chosen: Sequence[Restored], form: Format) -> int:
+    """Return the bytes of the output, headers of .npz members at most."""
+    return sum(each.nbytes() for each in chosen) + (len(chosen) + 1) * (1 << 10)
+
+
+def restore(
+    container: Container,
+    chosen: Sequence[Restored],
+    form: Format,
+    file: BinaryIO,
+    *,
+    threads: int | None = None,
+    advance: Advance = lambda amount: None,
+) -> None:
+    """Write the tensors to an empty file. Raises `IntegrityError` for impossible metadata, `InputError` ("range")."""
+    if form == "npy":
+        if len(chosen) != 1:
+            raise UsageError(
+                f"{container.path}: holds {len(chosen)} tensors, a .npy file one",
+                code="usage",
+                hint="pick one with --name, or write -o NAME.npz or -o NAME.safetensors",
+                path=container.path,
+            )
+        _restore_npy(container, chosen[0], file, threads, advance)
+    elif form == "npz":
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+            for each in chosen:
+                with unnamed_temporary() as member:
+                    _restore_npy(container, each, member, threads, advance)
+                    size = member.seek(0, 2)
+                    member.seek(0)
+                    place = zipfile.ZipInfo(f"{each.entry.name}.npy", (1980, 1, 1, 0, 0, 0))  # no clock in an output
+                    place.file_size = size
+                    with archive.open(place, "w", force_zip64=size > 1 << 31) as target:
+                        copy_bytes(member, target)
+    else:
+        tensors: list[Tensor] = []
+        position = 0
+        for each in chosen:
+            tag, shape = each.dtype.upper(), each.entry.shape
+            tensors.append(Tensor(each.entry.name, tag, shape, position, position + tensor_bytes(tag, shape)))
+            position = tensors[-1].stop
+        header = header_bytes(tensors, container.metadata, align=8)
+        file.truncate(len(header) + position)
+        file.write(header)
+        for each, tensor in zip(chosen, tensors, strict=True):
+            store = Store(file, len(header) + tensor.start, tensor.shape, each.stored(form))
+            _fill(container, each, store, threads, advance)
+
+
+def _restore_npy(container: Container, each: Restored, file: BinaryIO, threads: int | None, advance: Advance) -> None:
+    dtype = each.stored("npy")
+    shape = each.entry.shape
+    facts = {"descr": npy_format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    npy_format.write_array_header_1_0(file, facts)
+    start = file.tell()
+    file.truncate(start + prod(shape) * dtype.itemsize)
+    _fill(container, each, Store(file, start, shape, dtype), threads, advance)
+
+
+def _fill(container: Container, each: Restored, target: Store, threads: int | None, advance: Advance) -> None:
+    """Restore one tensor into its place."""
+    entry = each.entry
+    if isinstance(entry, Compressed):
+        decoder = _Decoder(container, entry)
+        vectors = max(BLOCK_VALUES // entry.spec.dim, 1)
+        boxes = boxes_over(entry.lead, tuple(range(len(entry.lead))), vectors)
+        kind = FLOAT_TYPES[each.dtype]
+        bits = target.dtype != kind  # bfloat16 as integers
+
+        def restore_box(box: Box) -> int:
+            with np.errstate(over="ignore"):
+                values = decoder.decode(box).astype(kind)
+            if not np.isfinite(values).all():
+                raise InputError(
+                    f"{container.path}: tensor {entry.name!r} has values beyond {each.dtype}",
+                    code="range",
+                    hint="add --dtype f32",
+                    path=container.path,
+                )
+            place = (*box[: entry.axis], range(entry.spec.dim), *box[entry.axis :])
+            target.write(place, np.moveaxis(values.view("<u2") if bits else values, -1, entry.axis))
+            return values.nbytes
+
+        for count in ordered_map(restore_box, boxes, threads=threads):
+            advance(count)
+    else:
+        tensor = container.tensor(entry.name)
+        source = Store(container.opener, container.header.data + tensor.start, entry.shape, target.dtype)
+        for box in boxes_over(entry.shape, tuple(range(len(entry.shape))), BLOCK_VALUES // 2):
+            target.write(box, source.read(box))
+        advance(tensor.nbytes)
+
+
+class _Decoder:
+    """Blocks of one compressed tensor, decoded with the tables that lie in the file."""
+
+    def __init__(self, container: Container, entry: Compressed) -> None:
+        self._path, self._entry, spec = container.path, entry, entry.spec
+        data = container.header.data
+
+        def store(name: str, dtype: np.dtype[np.generic]) -> Store:
+            tensor = container.tensor(name)
+            return Store(container.opener, data + tensor.start, tensor.shape, dtype)
+
+        self._codes = store(f"{entry.name}.codes", np.dtype(np.uint8))
+        self._meta = store(f"{entry.name}.meta", stored_type(META_TYPES[spec.meta].lower()))
+        boundaries, centroids = (np.frombuffer(container.whole(name), "<f4") for name in entry.tables)
+        bits = np.frombuffer(container.whole(entry.signs), np.uint8)
+        self._centroids = centroids
+        self._signs = np.where(np.unpackbits(bits, bitorder="little")[: spec.dim], -1, 1).astype(np.float32)
+        finite = np.isfinite(centroids).all() and np.isfinite(boundaries).all()
+        if not (finite and (np.diff(centroids) > 0).all() and (np.diff(boundaries) > 0).all()):
+            raise self._impossible("its table is not ascending")
+        # A file carries its tables. They are ours unless another release or another tool wrote it.
+        own = np.array_equal(centroids, spec.book.tables[1]) and np.array_equal(self._signs, signs(spec.seed, spec.dim))
+        self._own = own
+
+    def decode(self, box: Box) -> NDArray[np.float32]:
+        """Return the restored vectors of a box over the leading axes."""
+        spec = self._entry.spec
+        codes = self._read(self._codes, (*box, range(spec.code_bytes)))
+        meta = self._read(self._meta, (*box, range(2)) if spec.meta == "range" else box)
+        if not (np.isfinite(meta) & (meta >= 0) & (meta <= MAX_SCALE)).all():
+            raise self._impossible("a scale or norm is negative, not finite or beyond 2^126")
+        encoded = Encoded(spec, codes, meta)
+        if self._own:
+            return decode(encoded, threads=1)
+        scales = np.ascontiguousarray(encoded.scales).reshape(-1)
+        out = np.empty((len(scales), spec.dim), np.float32)
+        decode_with(codes.reshape(-1, spec.code_bytes), scales, self._centroids, self._signs, out)
+        return out.reshape(encoded.shape)
+
+    def _impossible(self, what: str) -> IntegrityError:
+        message = f"{self._path}: tensor {self._entry.name!r}: {what}"
+        return IntegrityError(message, code="metadata", path=self._path)
+
+    def _read(self, store: Store, box: Box) -> Any:
+        try:
+            return store.read(box)
+        except EOFError as error:
+            message = f"{self._path}: became shorter while it was read"
+            raise IntegrityError(message, code="truncated", path=self._path) from error
+
+
+def form_of(path: str | None, container: Container) -> Format:
+    """Return the format to write: by the output's suffix, else the source's."""
+    suffix = Path(path).suffix.lstrip(".") if path else ""
+    if suffix in ("npy", "npz", "safetensors"):
+        return suffix  # type: ignore[return-value]
+    return container.source  # type: ignore[return-value]

@@ -1,0 +1,105 @@
+"""The .npz format: a zip of .npy members. A member is unpacked when it is first read, to a file without a name.
+
+Memory stays bounded whatever a member claims to hold, and the disk is asked for room before it is used.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+import threading
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import BinaryIO, cast
+
+from tqtool import npy
+from tqtool.arrays import ArraySource
+from tqtool.errors import InputError, OutputError
+from tqtool.files import KeptOpen, Opener, binary_size, copy_bytes, unnamed_temporary
+
+MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
+HEADER_WINDOW = 1 << 14  # NumPy takes no header beyond 10,000 bytes
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
+
+
+def read_npz(
+    file: BinaryIO, opener: Opener, label: str, *, dtype: str | None
+) -> tuple[tuple[ArraySource, ...], tuple[str, ...]]:
+    """Return the archive's arrays of any dtype but objects, and the names of its other members.
+
+    `dtype` "bf16" takes 2-byte integers for bfloat16. Raises: `InputError`.
+    """
+    arrays: list[ArraySource] = []
+    others: list[str] = []
+    with _reporting(label), zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        names = [member.filename for member in members]
+        if any(name.endswith("data.pkl") for name in names):
+            raise npy.pickled(label)
+        if len(set(names)) < len(names):
+            raise zipfile.BadZipFile("two members of one name")
+        for member in members:
+            if not member.filename.endswith(".npy"):
+                others.append(member.filename)
+                continue
+            name = member.filename.removesuffix(".npy")
+            with archive.open(member) as stream:
+                start = io.BytesIO(stream.read(HEADER_WINDOW))
+            if not start.getvalue().startswith(npy.MAGIC):
+                others.append(member.filename)
+                continue
+            place = _Member(opener, member.filename, label)
+            arrays.append(npy.read_npy(start, place, label, name=name, size=member.file_size, dtype=dtype))
+    return tuple(arrays), tuple(others)
+
+
+class _Member:
+    """A member of an archive, ready to be read by position; opening it the first time unpacks and checks it."""
+
+    def __init__(self, opener: Opener, name: str, label: str) -> None:
+        self._opener, self._name, self._label = opener, name, label
+        self._lock = threading.Lock()
+        self._unpacked: KeptOpen | None = None
+
+    def __call__(self) -> AbstractContextManager[BinaryIO]:
+        with self._lock:
+            if self._unpacked is None:
+                self._unpacked = KeptOpen(self._unpack())
+            return self._unpacked()
+
+    def _unpack(self) -> BinaryIO:
+        target = unnamed_temporary()
+        with _reporting(self._label), self._opener() as file, zipfile.ZipFile(file) as archive:
+            member = archive.getinfo(self._name)
+            free = shutil.disk_usage(tempfile.gettempdir()).free
+            if member.file_size > free:
+                raise OutputError(
+                    f"{self._label}: no room to unpack {self._name!r} (needs {binary_size(member.file_size)}, "
+                    f"{binary_size(free)} free)",
+                    code="write",
+                    hint="point TMPDIR to a larger disk",
+                    path=self._label,
+                )
+            with archive.open(member) as stream:
+                copied = copy_bytes(cast(BinaryIO, stream), target)
+            if copied != member.file_size:
+                raise zipfile.BadZipFile(f"{self._name!r} holds {copied} of {member.file_size} bytes")
+        target.flush()
+        return target
+
+
+@contextmanager
+def _reporting(label: str) -> Iterator[None]:
+    """Turn the errors of zipfile into ours."""
+    try:
+        yield
+    except _ZIP_ERRORS as error:
+        raise InputError(
+            f"{label}: damaged zip archive: {' '.join(str(error).split())[:120]}",
+            code="npz-damaged",
+            hint="copy or save it again",
+            path=label,
+        ) from error

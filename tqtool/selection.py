@@ -1,0 +1,152 @@
+"""Which arrays of a file are compressed, at how many bits, and which are copied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tqtool.arrays import FLOAT_TYPES, ArraySource
+from tqtool.codebook import Law
+from tqtool.codec import SCALE_RULES, CodecSpec, ScaleRule
+from tqtool.datafiles import DataFile, float_arrays, listed
+from tqtool.entries import Compressed, Copied, Entry, Kind
+from tqtool.errors import InputError, UsageError
+from tqtool.layouts import MAX_AXES, MIN_AXES, vectors_last
+from tqtool.naming import meaning
+from tqtool.npy import check_float
+from tqtool.rotation import hadamard_order, supported_dims
+from tqtool.sizes import UNTOUCHED, KVConfig, Meta
+from tqtool.tensors import STORED
+
+DEFAULT_BITS = 4
+DEFAULT_CONFIG = KVConfig(4, 2)  # of a file that holds keys and values
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a user asks for; None where the data decide."""
+
+    bits: int | None = None
+    config: KVConfig | None = None
+    kind: Kind | None = None
+    layout: str | None = None
+    axis: int | None = None
+    dtype: str | None = None
+    seed: int = 0
+    law: Law = "beta"
+    scale_rules: tuple[ScaleRule, ScaleRule] = ("match", "match")  # of keys, of values; others take the first
+    meta: Meta = "range"
+    names: tuple[str, ...] = ()
+
+    def spec(self, source: ArraySource, kind: Kind, *, paired: bool) -> CodecSpec | None:
+        """Return how one array is encoded, None if it is left untouched."""
+        bits = self._bits(source, kind, paired=paired)
+        if bits == UNTOUCHED:
+            return None
+        rule = self.scale_rules[kind == "v"]
+        return CodecSpec(source.dim, bits, self.law, rule, self.meta, self.seed)
+
+    def _bits(self, source: ArraySource, kind: Kind, *, paired: bool) -> int:
+        config = self.config or (DEFAULT_CONFIG if paired and self.bits is None else None)
+        if config is None:
+            return DEFAULT_BITS if self.bits is None else self.bits
+        if kind == "generic":
+            raise UsageError(
+                f"{source.label}: --config {config} needs to know keys from values",
+                code="usage",
+                hint="name it like layer07_k or layer07_v, or add --kind k or --kind v; --bits serves any array",
+                path=source.path,
+            )
+        return config.key_bits if kind == "k" else config.value_bits
+
+
+def choose(file: DataFile, choice: Choice) -> tuple[tuple[Entry, ArraySource], ...]:
+    """Return what becomes of each array of a file, in its order; compressed ones with their vector axis last.
+
+    Of a file with keys or values only these are compressed, else every float array that the codec can take; all
+    others are copied. `Choice.names` picks arrays by name and leaves the others out. Raises: `InputError`.
+    """
+    arrays = _named(file, choice.names) if choice.names else file.arrays
+    if choice.names or file.format == "npy":
+        for source in arrays:
+            check_float(source, as_bf16=choice.dtype == "bf16" and file.format == "npy")
+    else:
+        float_arrays(file, dtype=choice.dtype)
+    kinds = [_kind(source, choice.kind) for source in arrays]
+    sides = {kind for kind, source in zip(kinds, arrays, strict=True) if source.dtype in FLOAT_TYPES}
+    cache_only = len(arrays) > 1 and bool(sides & {"k", "v"}) and not choice.names
+    forced = bool(choice.names) or len(arrays) == 1
+    chosen: list[tuple[Entry, ArraySource]] = []
+    for source, kind in zip(arrays, kinds, strict=True):
+        wanted = source.dtype in FLOAT_TYPES and (kind != "generic" or not cache_only)
+        spec = None
+        if wanted and (forced or _possible(source, choice)):
+            last = vectors_last(source, layout=choice.layout, axis=choice.axis)
+            _check_dim(last)
+            spec = choice.spec(last, kind, paired={"k", "v"} <= sides)
+        if spec is None:
+            chosen.append((_copied(source), source))
+        else:
+            axis = source.axes.index(last.axes[-1])
+            chosen.append((Compressed(source.name, source.dtype, source.shape, axis, kind, spec), last))
+    if not any(isinstance(entry, Compressed) for entry, _ in chosen) and not choice.config:
+        shapes = listed([f"{source.name} {source.shape}" for source in arrays])
+        raise InputError(
+            f"{file.path}: no array can be compressed; found {shapes}",
+            code="no-tensors",
+            hint="--name TENSOR says what is wrong with one of them",
+            path=file.path,
+        )
+    return tuple(chosen)
+
+
+def _named(file: DataFile, names: tuple[str, ...]) -> tuple[ArraySource, ...]:
+    by_name = {source.name: source for source in file.arrays}
+    for name in names:
+        if name not in by_name:
+            raise InputError(
+                f"{file.path}: no array {name!r}; found {listed(list(by_name))}", code="no-tensors", path=file.path
+            )
+    return tuple(source for source in file.arrays if source.name in names)
+
+
+def _kind(source: ArraySource, wanted: Kind | None) -> Kind:
+    if wanted is not None:
+        return wanted
+    said = meaning(source.name).kind
+    return said if said in ("k", "v") else "generic"
+
+
+def _possible(source: ArraySource, choice: Choice) -> bool:
+    """Whether an array among others can be compressed as asked; if not it is copied."""
+    if not MIN_AXES <= len(source.shape) <= MAX_AXES:
+        return False
+    axis = choice.layout.index("d") if choice.layout and len(choice.layout) == len(source.shape) else choice.axis
+    axis = -1 if axis is None else axis
+    return -len(source.shape) <= axis < len(source.shape) and source.shape[axis] in supported_dims()
+
+
+def _check_dim(source: ArraySource) -> None:
+    try:
+        hadamard_order(source.dim)
+    except InputError as error:
+        hint = error.hint if source.dim <= 1024 else f"{error.hint}; --axis says which axis the vectors lie along"
+        raise InputError(f"{source.label}: {error}", code=error.code, hint=hint, path=source.path) from error
+
+
+def _copied(source: ArraySource) -> Copied:
+    if source.dtype not in FLOAT_TYPES and source.dtype.upper() not in STORED:
+        raise InputError(
+            f"{source.label}: dtype {source.dtype} has no place in a safetensors file",
+            code="dtype",
+            hint="leave it out: --name picks the arrays to compress",
+            path=source.path,
+        )
+    return Copied(source.name, source.dtype, source.shape)
+
+
+def scale_rules(text: str) -> tuple[ScaleRule, ScaleRule]:
+    """Read one scale rule for both sides, or two: of keys, of values; `UsageError`."""
+    rules = [rule for word in text.split(",") for rule in SCALE_RULES if rule == word.strip()]
+    if len(rules) not in (1, 2) or len(rules) != len(text.split(",")):
+        raise UsageError(f"--scale-rule {text}: one or two of {', '.join(SCALE_RULES)}", code="usage")
+    return rules[0], rules[-1]
