@@ -200,7 +200,7 @@ def test_every_metric_is_described_under_its_own_id() -> None:
 
 def test_a_later_schema_asks_for_an_upgrade(tiny_report: Report) -> None:
     text = report_to_json(tiny_report).replace(SCHEMA, "tqtool.validate/2")
-    with pytest.raises(IntegrityError, match="written as tqtool.validate/2; this tqtool reads tqtool.validate/1"):
+    with pytest.raises(IntegrityError, match=r"written as tqtool.validate/2; this tqtool reads tqtool.validate/1"):
         report_from_json(text)
 
 
@@ -215,5 +215,5 @@ def test_a_number_that_is_no_finite_float_is_refused(tiny_report: Report, value:
 def test_half_a_surrogate_pair_is_refused(tiny_report: Report) -> None:
     plain = json.loads(report_to_json(tiny_report))
     plain["command"] = "\ud800"
-    with pytest.raises(InputError, match="command: .* is not valid text"):
+    with pytest.raises(InputError, match=r"command: .* is not valid text"):
         report_from_json(json.dumps(plain))
