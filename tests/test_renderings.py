@@ -214,8 +214,8 @@ def with_source(report: Report, **changes: object) -> Report:
 def test_without_a_gate_the_headline_names_the_cheapest_row_at_the_best_level() -> None:
     report = sample_report(gate="none")
     found = headline(levels(report, K4V4="balanced", K4V3="balanced", K4V2="lenient"))
-    assert found == "smollm2-135m/kv: K4/V3 at 4.50 bits per value, attention fidelity: balanced"
-    assert headline(levels(report)) == "smollm2-135m/kv: no configuration reaches the lenient level"
+    assert found == "best level reached is balanced attention fidelity; cheapest there is K4/V3 at 4.50 bits per value"
+    assert headline(levels(report)) == "no configuration reaches the lenient level"
 
 
 def test_synthetic_data_and_proxy_queries_never_vouch_for_a_model() -> None:
@@ -258,7 +258,8 @@ def test_no_odd_number_or_name_breaks_a_rendering(data: st.DataObject) -> None:
             for m, s in row.metrics.items()
             if m in ("kl", "cos", "rel_err", "rel_err_konly", "rel_err_vonly")
         }
-        rows.append(dataclasses.replace(row, metrics=metrics, verdict=data.draw(text), note=data.draw(text)))
+        odd_row = {"bits_per_value": data.draw(number), "verdict": data.draw(text), "config": data.draw(text)}
+        rows.append(dataclasses.replace(row, metrics=metrics, **odd_row))  # type: ignore[arg-type]
     layers = tuple(
         dataclasses.replace(v, values={"kl": data.draw(number)}, heads={"kl": (data.draw(number), data.draw(number))})
         for v in report.layers[:4]

@@ -143,8 +143,17 @@ def is_gated(report: Report) -> bool:
 
 
 def by_cost(rows: Iterable[Row]) -> list[Row]:
-    """Return rows by bits per value, fewest last; the control first of all, as the reference to read from."""
-    return sorted(rows, key=lambda row: (row.kind != "control", -row.bits_per_value, row.config))
+    """Return rows from most to fewest bits, at equal bits by (kl, v_readout_err); the control first, to read from."""
+
+    def key(row: Row) -> tuple[bool, float, float, float]:
+        kl, readout = summary(row, "kl").mean, summary(row, "v_readout_err").mean
+        return row.kind != "control", -row.bits_per_value, _last_if_nan(kl), _last_if_nan(readout)
+
+    return sorted(rows, key=key)
+
+
+def _last_if_nan(x: float) -> float:
+    return math.inf if math.isnan(x) else x
 
 
 def rows_of(report: Report, source: Source) -> list[Row]:
@@ -199,19 +208,29 @@ def headline(report: Report) -> str:
     """Return the verdict of the whole report in one line: the gate's summary, or the best level reached."""
     if is_gated(report):
         return report.gate.summary
+    if not report.sources:
+        return "nothing was measured"
     source = report.sources[0]
-    rows = [row for row in rows_of(report, source) if row.kind == "turboquant"]
-    engaged = [row for row in rows if row.status != "error"]
+    name = f"{source.name}: " if len(report.sources) > 1 else ""
+    engaged = [row for row in rows_of(report, source) if row.kind == "turboquant" and row.status != "error"]
     if not engaged:
-        return f"{source.name}: nothing was quantized"
+        return f"{name}nothing was quantized"
     if source.query_source == "proxy":
-        return f"UNVERIFIED: {source.name} has no queries; keys stood in for them"
-    best = min(LEVELS.index(row.level) for row in engaged)
-    if LEVELS[best] == "none":
-        return f"{source.name}: no configuration reaches the lenient level"
-    cheapest = min((r for r in engaged if LEVELS.index(r.level) == best), key=lambda r: r.bits_per_value)
-    what = "attention fidelity" if source.kind == "dump" else "implementation healthy on synthetic data"
-    return f"{source.name}: {cheapest.config} at {cheapest.bits_per_value:.2f} bits per value, {what}: {cheapest.level}"
+        return f"{name}UNVERIFIED: there are no queries, keys stood in for them"
+    best = min(engaged, key=lambda row: (LEVELS.index(row.level), row.bits_per_value))
+    if best.level == "none":
+        return f"{name}no configuration reaches the lenient level"
+    cheapest = f"cheapest there is {best.config} at {best.bits_per_value:.2f} bits per value"
+    if source.kind == "synthetic":
+        return f"{name}implementation healthy on synthetic data at level {best.level}; {cheapest}"
+    return f"{name}best level reached is {best.level} attention fidelity; {cheapest}"
+
+
+def shortfall(row: Row) -> str:
+    """Return why a row is not one level better: "not balanced: kl 0.027 > 0.02 at L29.H0", or ""."""
+    if not row.misses or row.level == "strict" or row.kind == "control":
+        return ""
+    return f"not {LEVELS[LEVELS.index(row.level) - 1]}: {row.misses[0]}"
 
 
 SCOPE = (

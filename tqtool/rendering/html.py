@@ -22,6 +22,7 @@ MAP_METRICS = ("kl", "tv", "v_readout_err", "rel_err", "cos")
 MAP_CELLS = 4000  # a heat map with more is drawn with one mean and one worst head per layer
 PAGE_CELLS = 8000  # the same for all maps of a page together, which keeps the file small
 SHADES = 9
+LEAST_RANGE = math.log(4)  # a map whose heads differ by less does not use all shades: it is even, and looks so
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class HeatMap:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
     worst: tuple[tuple[str, str], ...]  # the worst heads by name, with their value
+    low: str  # of the best head
+    high: str
 
 
 def report_html(report: Report) -> str:
@@ -79,7 +82,7 @@ def _template() -> Any:
     )
     environment.filters |= {
         "figure": figure, "base": figures.base_metric, "mean": figures.mean_text, "tail": figures.tail_text,
-        "ci": figures.ci_text, "worst": figures.worst_text,
+        "ci": figures.ci_text, "worst": figures.worst_text, "shortfall": figures.shortfall,
     }  # fmt: skip
     return environment.from_string((files("tqtool") / "templates" / "report.html.j2").read_text(encoding="utf-8"))
 
@@ -97,7 +100,12 @@ def _source(report: Report, source: Source, gated: bool, *, binned: bool) -> dic
         pareto_panel(stored, "rel_err", METRICS["rel_err"].title, asked[:1]),
     ]
     binned = binned or len(source.layers) * source.kv_heads > MAP_CELLS
-    maps = [heat for m in range(len(MAP_METRICS)) for heat in _heat_maps(source, names, values, m, binned=binned)]
+    columns = ("mean", "worst") if binned else tuple(f"H{h}" for h in range(source.kv_heads))
+    maps = [
+        _heat_map(c, m, columns, [v for v in values if v.config == config], binned=binned)
+        for m in range(len(MAP_METRICS))
+        for c, config in enumerate(names)
+    ]
     return {
         "source": source,
         "parts": figures.data_parts(source),
@@ -108,12 +116,21 @@ def _source(report: Report, source: Source, gated: bool, *, binned: bool) -> dic
         "panels": [panel for panel in panels if panel],
         "causes": _causes(stored),
         "metrics": [metric for metric in METRICS.values() if any(metric.id in row.metrics for row in rows)],
-        "maps": maps,
+        "maps": [heat for heat in maps if heat],
+        "chosen": _chosen(stored, gated),
         "map_metrics": [METRICS[metric] for metric in MAP_METRICS],
         "binned": binned,
         "buckets": _buckets(stored),
         "predicted": [key for key in METRICS if any(key in row.predicted or key in row.published for row in stored)],
     }
+
+
+def _chosen(rows: Sequence[Row], gated: bool) -> int:
+    """Return the index of the row whose heat map is shown first: the cheapest of the best verdict."""
+    order = ("pass", *figures.LEVELS, "unverified", "fail", "error")
+    ours = [i for i, row in enumerate(rows) if row.kind == "turboquant"]
+    ranks = {i: (order.index(figures.verdict_key(rows[i], gated=gated)), rows[i].bits_per_value) for i in ours}
+    return min(ours, key=ranks.__getitem__, default=0)
 
 
 def _causes(rows: Sequence[Row]) -> list[tuple[Row, float, float]]:
@@ -124,42 +141,38 @@ def _causes(rows: Sequence[Row]) -> list[tuple[Row, float, float]]:
     return [(row, round(100 * k / largest, 1), round(100 * v / largest, 1)) for row, k, v in known] if largest else []
 
 
-def _heat_maps(
-    source: Source, names: Sequence[str], values: Sequence[LayerValues], metric: int, *, binned: bool
-) -> list[HeatMap]:
-    """Return the maps of one metric, one per configuration, all on one logarithmic scale of shades."""
+def _heat_map(
+    config: int, metric: int, columns: tuple[str, ...], values: Sequence[LayerValues], *, binned: bool
+) -> HeatMap | None:
+    """Return one map on a logarithmic scale of shades of its own, None where nothing of it was measured."""
     name = MAP_METRICS[metric]
     higher = METRICS[name].better == "higher"
 
     def badness(x: float) -> float:
-        return 1 - x if higher else x
+        return max(1 - x if higher else x, figures.EXACT)
 
-    everything = [badness(x) for v in values for x in v.heads.get(name, ()) if not math.isnan(x)]
-    positive = [x for x in everything if x > figures.EXACT]
-    if not positive:
-        return []
-    low, high = math.log(min(positive)), math.log(max(positive))
+    heads = {v.layer: [x for x in v.heads.get(name, ()) if not math.isnan(x)] for v in values}
+    ranked = sorted(
+        (-badness(x), f"L{v.layer:02d}.H{h}", x) for v in values for h, x in enumerate(v.heads.get(name, ())) if x == x
+    )
+    if not ranked:
+        return None
+    low, high = math.log(-ranked[-1][0]), math.log(-ranked[0][0])
+    middle, half = (low + high) / 2, max(high - low, LEAST_RANGE) / 2
 
     def cell(x: float) -> tuple[str, str]:
         if math.isnan(x):
             return figures.MISSING, "x"
-        share = (math.log(max(badness(x), min(positive))) - low) / (high - low or 1.0)
-        return compact(x), str(min(SHADES - 1, int(share * SHADES)))
+        share = (math.log(badness(x)) - middle) / (2 * half) + 0.5
+        return compact(x), str(min(max(int(share * SHADES), 0), SHADES - 1))
 
-    maps = []
-    for index, config in enumerate(names):
-        rows, ranked = [], []
-        for v in (v for v in values if v.config == config and name in v.heads):
-            heads = v.heads[name]
-            known = [x for x in heads if not math.isnan(x)]
-            ranked += [(badness(x), f"L{v.layer:02d}.H{h}", figure(x, name)) for h, x in enumerate(heads) if x in known]
-            worst = max(known, key=badness, default=math.nan)
-            shown = (v.values.get(name, math.nan), worst) if binned else heads
-            rows.append((f"L{v.layer:02d}", tuple(cell(x) for x in shown)))
-        columns = ("mean", "worst") if binned else tuple(f"H{h}" for h in range(source.kv_heads))
-        top = tuple((where, text) for _, where, text in sorted(ranked, key=lambda r: (-r[0], r[1]))[:5])
-        maps.append(HeatMap(index, metric, columns, tuple(rows), top))
-    return maps
+    rows = []
+    for v in values:
+        worst = max(heads[v.layer], key=badness, default=math.nan)
+        shown = (v.values.get(name, math.nan), worst) if binned else v.heads.get(name, ())
+        rows.append((f"L{v.layer:02d}", tuple(map(cell, shown))))
+    top = tuple((where, figure(x, name)) for _, where, x in ranked[:5])
+    return HeatMap(config, metric, columns, tuple(rows), top, figure(ranked[-1][2], name), figure(ranked[0][2], name))
 
 
 def compact(x: float) -> str:

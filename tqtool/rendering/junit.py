@@ -38,7 +38,9 @@ def _suite(report: Report, source: Source) -> ElementTree.Element:
         gated = {check.metric for check in checks}
         for metric, summary in row.metrics.items():
             if metric not in gated and not math.isnan(summary.mean):
-                ElementTree.SubElement(properties, "property", name=f"{row.config} {metric}", value=repr(summary.mean))
+                ElementTree.SubElement(
+                    properties, "property", name=_text(f"{row.config} {metric}"), value=repr(summary.mean)
+                )
     cases = suite.findall("testcase")
     suite.set("tests", str(len(cases)))
     suite.set("failures", str(sum(case.find("failure") is not None for case in cases)))
@@ -50,13 +52,15 @@ def _case(check: Check) -> ElementTree.Element:
     case = ElementTree.Element(
         "testcase",
         classname=_text(f"{check.source}.{check.config}"),
-        name=f"{check.metric} {check.relation} {check.limit:g}",
+        name=_text(f"{check.metric} {check.relation} {check.limit:g}"),
     )
     missed = "<" if check.relation == ">=" else ">"
     message = f"{check.metric} {check.measured:.4g} {missed} {check.limit:g}"
     where = f"{check.config} at {check.where}" if check.where else check.config
     if check.status == "fail":
-        ElementTree.SubElement(case, "failure", message=message, type="limit").text = _text(check.reason or where)
+        ElementTree.SubElement(case, "failure", message=_text(message), type="limit").text = _text(
+            check.reason or where
+        )
     elif check.status in ("error", "unverified"):
         reason = check.reason or f"{check.metric} could not be judged"
         ElementTree.SubElement(case, "error", message=_text(reason), type=check.status).text = _text(where)

@@ -215,7 +215,8 @@ def _recommendations(report: Report) -> str:
 def _gate_line(report: Report, width: int | None, unicode: bool, paint: Paint) -> str:
     symbols = figures.SYMBOLS if unicode else figures.ASCII_SYMBOLS
     if not figures.is_gated(report):
-        return paint("bold")(figures.headline(report))
+        headline = figures.headline(report)
+        return _wrap(headline[0].upper() + headline[1:], width, paint("bold"))
     key = "pass" if report.gate.passed else "fail"
     line = f"{symbols[key]} Gate {report.gate.name}: {report.gate.summary}"
     return _wrap(line, width, lambda text: paint("bold")(paint(VERDICT_COLOUR[key])(text)), indent="  ")
