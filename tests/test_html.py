@@ -3,7 +3,6 @@
 import json
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from reports import sample_report
@@ -167,7 +166,3 @@ def test_the_schema_accepts_a_report_and_refuses_a_damaged_one() -> None:
     validator.validate(plain | {"added_later": 1})
     for damage in ({"rows": None}, {"schema": "tqtool.validate/2"}, {"gate": {}}, {"run": {"seconds": 8.4}}):
         assert not validator.is_valid(plain | damage)
-
-
-def test_the_template_is_where_the_package_looks_for_it() -> None:
-    assert (Path(__file__).parents[1] / "templates" / "report.html.j2").is_file()

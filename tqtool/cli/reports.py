@@ -1,4 +1,4 @@
-"""`tqtool report`: reports that were measured before, rendered again."""
+"""`tqtool report` and `tqtool compare`: reports that were measured before, rendered again or set side by side."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tqtool.cli import output
 from tqtool.cli.renderings import (
     ForceOption,
     FormatOption,
@@ -20,14 +21,16 @@ from tqtool.cli.renderings import (
     print_report,
     write_outputs,
 )
+from tqtool.errors import UsageError
 
 if TYPE_CHECKING:
     from tqtool.report import Report
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the commands."""
     app.command("report")(report)
+    app.command("compare")(compare)
 
 
 def report(
@@ -50,6 +53,27 @@ def report(
     measured = read_report(path)
     write_outputs(measured, outputs, force=force)
     print_report(measured, chosen, as_json=as_json)
+
+
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A.json", help="A report; - for stdin.")],
+    b: Annotated[str, typer.Argument(metavar="B.json", help="The report to compare with it.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Set two reports side by side: what changed from A to B, for each configuration they share.
+
+    Differences are paired by layer and head, with a 95 % interval, where both measured the same data.
+    """
+    from tqtool.comparison import compare_reports
+    from tqtool.rendering.comparison import comparison_json, comparison_text
+
+    if a == b == "-":
+        raise UsageError("only one of the reports can come from stdin", code="usage")
+    found = compare_reports(read_report(a), read_report(b), names=(a, b))
+    if as_json:
+        output.answer_json(comparison_json(found))
+    else:
+        output.answer(comparison_text(found, color=output.stdout_has_color()))
 
 
 def read_report(path: str) -> Report:

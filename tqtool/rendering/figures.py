@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Literal, TypeVar, cast
 
+from tqtool.gates import limit_of
 from tqtool.report import METRICS, Recommendation, Report, Row, Source, Summary
 
 T = TypeVar("T")
@@ -248,17 +249,4 @@ def recommendation_goal(rec: Recommendation) -> str:
 def kl_limit(report: Report) -> tuple[str, float]:
     """Return the name and the value of the limit on mean KL to draw: the gate's, else the balanced level's."""
     limits = [check.limit for check in report.gate.checks if check.metric == "kl" and check.limit > 0]
-    return (report.gate.name, min(limits)) if limits else ("balanced", 0.02)
-
-
-def level_limits(metric: str) -> list[tuple[str, float]]:
-    """Return the limits of a metric's mean by gate level, strict first."""
-    return {"kl": [("strict", 0.001), ("balanced", 0.02), ("lenient", 0.06)]}.get(metric, [])
-
-
-def base_metric(metric: str) -> str:
-    """Return the id in METRICS of an id with a suffix: "cos" for "cos_p01"."""
-    for suffix in ("_p01", "_p99", "_p05", "_p95", "_min", "_max", "_worst"):
-        if metric.endswith(suffix):
-            return metric.removesuffix(suffix)
-    return metric
+    return (report.gate.name, min(limits)) if limits else ("balanced", limit_of("balanced", "kl"))

@@ -12,6 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from tqtool.gates import LEVELS, limit_of, split_metric
 from tqtool.rendering import figures
 from tqtool.rendering.figures import figure, summary
 from tqtool.rendering.plot import pareto_panel
@@ -81,9 +82,14 @@ def _template() -> Any:
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "figure": figure, "base": figures.base_metric, "mean": figures.mean_text, "tail": figures.tail_text,
-        "ci": figures.ci_text, "worst": figures.worst_text, "shortfall": figures.shortfall,
-    }  # fmt: skip
+        "figure": figure,
+        "base": lambda name: split_metric(name)[0],
+        "mean": figures.mean_text,
+        "tail": figures.tail_text,
+        "ci": figures.ci_text,
+        "worst": figures.worst_text,
+        "shortfall": figures.shortfall,
+    }
     return environment.from_string((files("tqtool") / "templates" / "report.html.j2").read_text(encoding="utf-8"))
 
 
@@ -93,7 +99,7 @@ def _source(report: Report, source: Source, gated: bool, *, binned: bool) -> dic
     stored = [row for row in rows if row.kind != "control"]
     names = [row.config for row in stored]
     values = [v for v in report.layers if v.source == source.name and v.config in names]
-    limits = figures.level_limits("kl")
+    limits = [(level, limit_of(level, "kl")) for level in LEVELS]
     asked = [(report.gate.name, check.limit) for check in report.gate.checks if check.metric in ("rel_err",)]
     panels = [
         pareto_panel(stored, "kl", METRICS["kl"].title, limits),

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from tqtool.gates import split_metric
 from tqtool.rendering import figures
 from tqtool.rendering.figures import figure
 from tqtool.report import METRICS, Recommendation, Report, Row, Source
@@ -94,7 +95,7 @@ def _checks(report: Report) -> str:
     rows = []
     for c in report.gate.checks:
         relation = "≥" if c.relation == ">=" else "≤"
-        measured = figure(c.measured, figures.base_metric(c.metric))
+        measured = figure(c.measured, split_metric(c.metric)[0])
         verdict = f"{figures.SYMBOLS[c.status]} {c.status}"
         rows.append(
             [escape(c.config), f"{escape(c.metric)} {relation} {c.limit:g}", measured, escape(c.where), verdict]

@@ -1,0 +1,101 @@
+"""`tqtool report` and `tqtool compare` as a user runs them: outputs, files, refusals with their exit status."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from reports import sample_report
+
+from tqtool.report_json import report_from_json, report_to_json
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "r.json"
+    path.write_text(report_to_json(sample_report()))
+    return path
+
+
+def test_one_measurement_many_outputs(tqtool: Run, saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "summary.md").touch()  # as CI makes its step summary: empty, so nothing is lost
+    done = tqtool(
+        "report", "r.json", "--format", "tsv", "--json-out", "again.json", "--markdown-out", "summary.md",
+        "--html-out", "r.html", "--junit-out", "r.xml", "--tsv-out", "r.tsv",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (tmp_path / "r.tsv").read_text()
+    assert (tmp_path / "again.json").read_text() == saved.read_text()
+    assert (tmp_path / "summary.md").read_text().startswith("**✗ FAIL K4/V4")
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "r.xml").read_text().startswith("<?xml")
+    assert done.stderr.count("wrote") == 5
+    again = tqtool("report", "r.json", "--html-out", "r.html", "-q")
+    assert (again.returncode, again.stdout) == (4, "")
+    assert "error[exists]: r.html: already exists" in again.stderr
+
+
+def test_the_plain_report_has_no_colour_and_ends_with_the_gate(tqtool: Run, saved: Path) -> None:
+    done = tqtool("report", saved)
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    assert done.stdout.rstrip("\n").split("\n")[-1].startswith("✗ Gate balanced")
+
+
+def test_an_ascii_terminal_gets_ascii(tqtool: Run, saved: Path) -> None:
+    env = {"PATH": "/usr/bin:/bin", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = tqtool("report", saved, env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+
+
+def test_a_report_is_read_from_stdin_with_a_byte_order_mark(tqtool: Run, saved: Path) -> None:
+    done = tqtool("report", "-", "--json", input="\ufeff" + saved.read_text())
+    assert report_from_json(done.stdout) == report_from_json(saved.read_text())
+
+
+@pytest.mark.parametrize(("content", "status", "message"), [
+    (b"", 3, "error[empty-file]: bad.json: file is empty"),
+    (b"{", 3, "error[report]: bad.json: not JSON"),
+    (b"\x93NUMPY\x01\x00\xff", 3, "error[report]: bad.json: not JSON: the file is not text"),
+    (b"[1, 2]", 3, "error[report]: bad.json: schema is None, expected 'tqtool.validate/1'"),
+    (b'{"schema": "tqtool.compare/1"}', 3, "error[report]: bad.json: schema is 'tqtool.compare/1'"),
+    (b'{"schema": "tqtool.validate/2"}', 5, "error[format-newer]: bad.json: written as tqtool.validate/2"),
+    (b'{"schema": "tqtool.validate/1"}', 3, "error[report]: bad.json: report: 'tool' is missing"),
+    (b"[" * 100_000, 3, "error[report]: bad.json: not JSON"),
+])  # fmt: skip
+def test_what_is_no_report_is_refused_in_one_line(
+    tqtool: Run, tmp_path: Path, content: bytes, status: int, message: str
+) -> None:
+    (tmp_path / "bad.json").write_bytes(content)
+    done = tqtool("report", "bad.json", "--json")
+    assert done.returncode == status
+    assert message in done.stderr
+    assert done.stderr.count("\n") <= 2
+    assert json.loads(done.stdout)["exit"] == status
+
+
+@pytest.mark.parametrize(("arguments", "status", "message"), [
+    (["report", "nothing.json"], 3, "error[not-found]: nothing.json: no such file"),
+    (["report", "r.json", "--json-out", "r.json", "-f"], 2, "error[same-file]: r.json"),
+    (["report", "r.json", "--html-out", "-"], 2, "error[usage]: --html-out needs a file name"),
+    (["report", "r.json", "--html-out", "a", "--tsv-out", "./a"], 2, "--html-out and --tsv-out name the same file"),
+    (["report", "r.json", "--html-out", "no/a.html"], 4, "error[write]: no/a.html: no such directory"),
+    (["report", "r.json", "--json", "--format", "tsv"], 2, "--json contradicts --format tsv"),
+    (["compare", "-", "-"], 2, "only one of the reports can come from stdin"),
+    (["compare", "r.json", "nothing.json"], 3, "error[not-found]: nothing.json"),
+])  # fmt: skip
+def test_refusals(tqtool: Run, saved: Path, arguments: list[str], status: int, message: str) -> None:
+    done = tqtool(*arguments)
+    assert done.returncode == status
+    assert message in done.stderr
+    assert "--json" in arguments or done.stdout == ""
+
+
+def test_compare_prints_a_table_or_json(tqtool: Run, saved: Path) -> None:
+    text = tqtool("compare", saved, saved)
+    assert text.returncode == 0
+    assert "K4/V4" in text.stdout
+    found = json.loads(tqtool("compare", saved, saved, "--json").stdout)
+    assert found["schema"] == "tqtool.compare/1"
+    assert len(found["pairs"]) == 8
