@@ -42,12 +42,14 @@ def rope(
         raise UsageError(f"start_pos is {start_pos}, at least 0 is needed", code="usage")
     end = start_pos + max(q.shape[1], k.shape[1])
     if freqs is None:
-        freqs = rope_freqs(end, q.shape[3], theta=theta)
-    if freqs.ndim != 3 or freqs.shape[::2] != (2, q.shape[3] // 2):
-        raise InputError(f"freqs is {freqs.shape}, need (2, positions, {q.shape[3] // 2})", code="shape-mismatch")
-    if end > freqs.shape[1]:
-        raise UsageError(f"position {end - 1} is beyond the {freqs.shape[1]} of freqs", code="usage")
-    return _turn(q, freqs[:, start_pos:], pairing), _turn(k, freqs[:, start_pos:], pairing)
+        freqs = _angles(np.arange(start_pos, end), q.shape[3], theta)
+    else:
+        if freqs.ndim != 3 or freqs.shape[::2] != (2, q.shape[3] // 2):
+            raise InputError(f"freqs is {freqs.shape}, need (2, positions, {q.shape[3] // 2})", code="shape-mismatch")
+        if end > freqs.shape[1]:
+            raise UsageError(f"position {end - 1} is beyond the {freqs.shape[1]} of freqs", code="usage")
+        freqs = freqs[:, start_pos:]
+    return _turn(q, freqs, pairing), _turn(k, freqs, pairing)
 
 
 def rope_freqs(max_seq_len: int, head_dim: int, *, theta: float = THETA) -> NDArray[np.float64]:
@@ -55,12 +57,15 @@ def rope_freqs(max_seq_len: int, head_dim: int, *, theta: float = THETA) -> NDAr
 
     In float64: at position 131,072 an angle in float32 is off by 0.007.
     """
+    return _angles(np.arange(max_seq_len), head_dim, theta)
+
+
+def _angles(positions: NDArray[np.int64], head_dim: int, theta: float) -> NDArray[np.float64]:
     if head_dim < 2 or head_dim % 2:
         raise InputError(f"head_dim is {head_dim}, rotary pairs need an even one", code="dim")
     if not 0 < theta < np.inf:
         raise UsageError(f"theta is {theta}, a positive number is needed", code="usage")
-    rates = theta ** (-np.arange(0, head_dim, 2) / head_dim)
-    angles = np.outer(np.arange(max_seq_len), rates)
+    angles = np.outer(positions, theta ** (-np.arange(0, head_dim, 2) / head_dim))
     return np.stack([np.cos(angles), np.sin(angles)])
 
 

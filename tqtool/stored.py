@@ -110,6 +110,8 @@ class ProtectedRows:
 
     def write(self, layer: int, slot: int, x: NDArray[np.float32]) -> None:
         """Keep what belongs here of new tokens x (batch, n, kv_heads, dim) in slots slot, slot + 1, ..."""
+        if not self._slots.shape[1]:
+            return
         turns = np.arange(x.shape[1])
         slots = slot + turns
         sink = slots < self._sinks
@@ -129,6 +131,8 @@ class ProtectedRows:
     def row_of(self, layer: int, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the row that keeps each slot, -1 for none; any shape."""
         held = self._slots[layer]
+        if not len(held):
+            return np.broadcast_to(np.int64(EMPTY), slots.shape)
         row_of = np.full(max(held.max(initial=EMPTY), slots.max(initial=EMPTY)) + 2, EMPTY)
         row_of[held] = np.arange(len(held))
         row_of[EMPTY] = EMPTY  # the last place, which stands for no slot
