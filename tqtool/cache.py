@@ -112,6 +112,7 @@ class TurboQuantCache:
         seed: int = 0,
         sink_tokens: int = 0,
         residual_window: int = 0,
+        threads: int | None = None,
     ) -> None:
         """Allocate every slot at once. Raises: `UsageError` for sizes, `InputError` for a head_dim without rotation."""
         if UNTOUCHED in (config.key_bits, config.value_bits):
@@ -119,6 +120,7 @@ class TurboQuantCache:
         if residual_window < 0:
             raise UsageError(f"residual_window is {residual_window}, at least 0 is needed", code="usage")
         self.config = config
+        self._threads = threads
         self.token_shape = _token_shape(batch, kv_heads, head_dim)
         self.slots = Slots(layers, max_seq_len, sink_tokens)
         key, value = (
@@ -142,7 +144,7 @@ class TurboQuantCache:
         """Compress tokens into slots slot, slot + 1, ...; after an error nothing has changed."""
         k, v = _float32_tokens(k, v, self.token_shape)
         self.slots.check(layer, slot, k.shape[1])
-        keys, values = _encode(k, self._keys.spec), _encode(v, self._values.spec)
+        keys, values = (self._encode(x, side.spec) for x, side in ((k, self._keys), (v, self._values)))
         self._keys.store(layer, slot, k, keys)
         self._values.store(layer, slot, v, values)
         self.slots.fill(layer, slot, k.shape[1])
@@ -159,7 +161,7 @@ class TurboQuantCache:
         self.slots.check(layer, pos, 1)
         x = _float32(vec.reshape(batch, 1, kv_heads, dim))
         side = self._keys if is_key else self._values
-        side.store(layer, pos, x, _encode(x, side.spec))
+        side.store(layer, pos, x, self._encode(x, side.spec))
         if is_key:
             self.slots.fill(layer, pos, 1)
 
@@ -187,12 +189,12 @@ class TurboQuantCache:
         k = np.broadcast_to(np.float32(0), keys.encoded.shape)  # a stand-in: only its shape is looked at
         check_inputs(q, k, config)
         if slots is None and self.slots.newest(layer, pos, q.shape[1]):
-            return fused_attention(q, keys, values, config)
+            return fused_attention(q, keys, values, config, threads=self._threads)
         rules = replace(config, causal=False, window=None)  # positions decide, not slots
         out = np.empty(q.shape, np.float32)
         for part in query_blocks(q.shape[1], q.shape[0] * q.shape[2] * k.shape[1]):
             seen = self.slots.seen(layer, pos + part.start, part.stop - part.start, config, slots)
-            out[:, part] = fused_attention(q[:, part], keys, values, rules, seen)
+            out[:, part] = fused_attention(q[:, part], keys, values, rules, seen, threads=self._threads)
         return out
 
     def evict(self, count: int) -> None:
@@ -211,6 +213,10 @@ class TurboQuantCache:
     def clear(self) -> None:
         """Forget every token."""
         self.truncate(0)
+
+    def _encode(self, x: Rows, spec: CodecSpec) -> Encoded:
+        # Starting threads costs more than encoding a few tokens.
+        return encode(x, spec, threads=1 if x.nbytes <= BLOCK_BYTES else self._threads)
 
 
 def attention_cached(
@@ -287,8 +293,3 @@ def _float32(x: Array) -> Rows:
     if not np.isfinite(rows).all():
         raise refusal(x)
     return rows
-
-
-def _encode(x: Rows, spec: CodecSpec) -> Encoded:
-    """Starting threads costs more than encoding a few tokens."""
-    return encode(x, spec, threads=1 if x.nbytes <= BLOCK_BYTES else None)

@@ -26,7 +26,13 @@ BLOCK_BYTES = 1 << 20  # of centroids at a time, float32
 
 
 def fused_attention(
-    q: Array, keys: Stored, values: Stored, config: AttentionConfig, seen: NDArray[np.bool_] | None = None
+    q: Array,
+    keys: Stored,
+    values: Stored,
+    config: AttentionConfig,
+    seen: NDArray[np.bool_] | None = None,
+    *,
+    threads: int | None = None,
 ) -> NDArray[np.float32]:
     """Return attention of q (batch, q_len, heads, dim) over stored keys and values, in float32.
 
@@ -35,7 +41,7 @@ def fused_attention(
     """
     batch, q_len, heads, dim = q.shape
     count, kv_heads = keys.row_of.shape
-    threads = 1 if batch * kv_heads * count * dim < PARALLEL_WORK else None
+    threads = 1 if batch * kv_heads * count * dim < PARALLEL_WORK else threads
     scaled = q.astype(np.float32) * np.float32(config.score_scale)
     plain = seen is None and config.window is None and config.softcap is None
     if plain and engine() == "runtime" and not (keys.protected or values.protected):
