@@ -137,15 +137,19 @@ def midpoints(means: Array) -> Array:
     return (means[:-1] + means[1:]) / 2
 
 
-def start(bits: int, dim: int, law: Law) -> Array:
-    """First positive boundaries: the best ones for many levels, quantiles of the density to the power 1/3."""
+def quantiles(p: Array, dim: int, law: Law, *, root: float = 1.0) -> Array:
+    """Quantiles of a coordinate, or of the law whose density is the coordinate's to the power 1/root."""
     from scipy import special
 
-    quantiles = 0.5 + np.arange(1, 2 ** (bits - 1)) / 2**bits
     if law == "gaussian":
-        return np.asarray(special.ndtri(quantiles) * math.sqrt(3 / dim))
-    a = (exponent(dim, law) + 2) / 3
-    return np.asarray(2 * special.betaincinv(a, a, quantiles) - 1)
+        return np.asarray(special.ndtri(p) * math.sqrt(root / dim))
+    a = (exponent(dim, law) - 1) / root + 1
+    return np.asarray(2 * special.betaincinv(a, a, p) - 1)
+
+
+def start(bits: int, dim: int, law: Law) -> Array:
+    """First positive boundaries: the best ones for many levels, quantiles of the density to the power 1/3."""
+    return quantiles(0.5 + np.arange(1, 2 ** (bits - 1)) / 2**bits, dim, law, root=3)
 
 
 def newton_correction(b: Array, mass: Array, means: Array, dim: int, law: Law) -> Array:
@@ -205,19 +209,24 @@ def lloyd_max(dim: int, bits: int, law: Law = "beta") -> Codebook:
     )
 
 
+def cells(boundaries: Array, dim: int, law: Law) -> tuple[Array, Array]:
+    """(masses, first moments) of the cells that any ascending boundaries cut, (len(boundaries) + 1,) each."""
+    end = math.inf if law == "gaussian" else 1.0
+    edges = np.concatenate([[-end], np.clip(boundaries, -end, end), [end]])
+    lo, hi = edges[:-1], edges[1:]
+    # A cell is the part of it above zero and the mirror image of the part below.
+    above, below = (np.maximum(lo, 0), np.maximum(hi, 0)), (np.maximum(-hi, 0), np.maximum(-lo, 0))
+    mass = masses(*above, dim, law) + masses(*below, dim, law)
+    return mass, moments(*above, dim, law) - moments(*below, dim, law)
+
+
 def expected_error(boundaries: ArrayLike, centroids: ArrayLike, dim: int, law: Law = "sphere") -> float:
     """Expected squared error of a unit vector, dim * E(t - c)^2, when any centred table quantizes it.
 
     `boundaries` (levels - 1,) and `centroids` (levels,) need not be symmetric, optimal or within [-1, 1].
     """
-    end = math.inf if law == "gaussian" else 1.0
-    edges = np.concatenate([[-end], np.clip(np.asarray(boundaries, np.float64), -end, end), [end]])
-    lo, hi = edges[:-1], edges[1:]
-    # A cell is the part of it above zero and the mirror image of the part below.
-    above, below = (np.maximum(lo, 0), np.maximum(hi, 0)), (np.maximum(-hi, 0), np.maximum(-lo, 0))
-    mass = masses(*above, dim, law) + masses(*below, dim, law)
-    moment = moments(*above, dim, law) - moments(*below, dim, law)
     c = np.asarray(centroids, np.float64)
+    mass, moment = cells(np.asarray(boundaries, np.float64), dim, law)
     return float(dim * (variance(dim, law) + np.sum(mass * c * c - 2 * moment * c)))
 
 

@@ -14,17 +14,21 @@ from tqtool.errors import UsageError
 
 if TYPE_CHECKING:
     from tqtool.codebook import Codebook
+    from tqtool.foreign import ForeignTable
 
 Format = Literal["c-header", "json", "npz"]
 LawName = Literal["beta", "sphere", "gaussian"]  # codebook.Law, without importing NumPy for --help
 SUFFIXES: dict[Format, str] = {"c-header": ".h", "json": ".json", "npz": ".npz"}
 DEFAULT_FOLDER = Path("outputs")
 STALE = 1
+TOO_DEAR = 1
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("gen-codebooks")(gen_codebooks)
+    # A list of levels begins with a minus sign: Typer must not take it for an option.
+    app.command("check-codebooks", context_settings={"ignore_unknown_options": True})(check_codebooks)
 
 
 def gen_codebooks(
@@ -71,6 +75,65 @@ def gen_codebooks(
     color = output.stdout_has_color()
     output.answer(codebook_table(books, terminal=output.stdout_is_terminal(), color=color))
     output.answer(f"{path}: {len(books)} tables, {len(data)} bytes")
+
+
+def check_codebooks(
+    tables: Annotated[
+        str,
+        typer.Argument(metavar="FILE|LEVELS|-", help="A C header or other source, JSON, npy, npz, or a comma list."),
+    ],
+    dim: Annotated[int | None, typer.Option(help="Vector length, where the file does not say it.")] = None,
+    bits: Annotated[int | None, typer.Option(min=1, max=8, help="Only the tables of this width.")] = None,
+    law: Annotated[
+        LawName | None,
+        typer.Option(help="Law to compare with.  [default: the file's own, else sphere]", show_default=False),
+    ] = None,
+    tolerance: Annotated[float, typer.Option(min=0, help="Accepted cost, in % of the squared error.")] = 0.1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what somebody else's tables cost, which level is off, and the likely cause.
+
+    Tables may be centred, in [0, 1], or of unit variance; boundaries are used where the file has them. The cost is the
+    squared error beyond that of the optimal table; exit 1 if a table costs more than --tolerance.
+    """
+    from tqtool.appraisal import appraise
+    from tqtool.rendering.appraisal import appraisal_json, appraisal_text
+
+    if tolerance != tolerance:
+        raise UsageError("--tolerance nan is not a number", code="usage")
+    found = [appraise(table, dim=dim, law=law) for table in _foreign_tables(tables, bits)]
+    if as_json:
+        output.answer_json(appraisal_json(found, tolerance / 100))
+    else:
+        terminal, color = output.stdout_is_terminal(), output.stdout_has_color()
+        output.answer(appraisal_text(found, tolerance / 100, terminal=terminal, color=color))
+    if any(each.excess > tolerance / 100 for each in found):
+        raise typer.Exit(TOO_DEAR)
+
+
+def _foreign_tables(source: str, bits: int | None) -> list[ForeignTable]:
+    """Return the tables of a file, or of a comma list where no file has that name."""
+    from tqtool import files, foreign
+
+    if not source:
+        raise UsageError("no file and no levels: the argument is empty", code="usage")
+    if not Path(source).exists() and foreign.bare_list(source):
+        found = foreign.parse_tables(source)
+        if not found:
+            raise UsageError(
+                f"{source}: not 2, 4, 8 ... 256 ascending levels",
+                code="usage",
+                hint="give all levels, or the positive half of a symmetric table",
+            )
+    elif source.startswith("-") and source != files.STREAM and not Path(source).exists():
+        raise UsageError(f"no such option: {source}", code="usage", hint="tqtool check-codebooks --help lists them")
+    else:
+        found = foreign.read_tables(source)
+    chosen = [table for table in found if bits is None or table.bits == bits]
+    if not chosen:
+        widths = ", ".join(map(str, sorted({table.bits for table in found})))
+        raise UsageError(f"{source}: no table of {bits} bits; there are {widths}", code="usage")
+    return chosen
 
 
 def _integers(option: str, text: str) -> list[int]:

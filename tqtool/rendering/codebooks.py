@@ -67,12 +67,12 @@ def _table(book: Codebook) -> dict[str, Any]:
 
 
 def codebook_npz(books: Sequence[Codebook]) -> bytes:
-    """Return an npz of `d128_b4_centroids`, `d128_b4_boundaries` ... in float64, centred, and the name of the law."""
+    """Return an npz of `beta_d128_b4_centroids`, `beta_d128_b4_boundaries` ... in float64, centred."""
     arrays = {
-        f"d{book.dim}_b{book.bits}_{kind}": table
+        f"{book.law}_d{book.dim}_b{book.bits}_{kind}": table
         for book in books
         for kind, table in (("boundaries", book.boundaries), ("centroids", book.centroids))
     }
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, law=np.array(books[0].law), **arrays)
+    np.savez(file, allow_pickle=False, **arrays)
     return file.getvalue()

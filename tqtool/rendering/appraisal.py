@@ -1,0 +1,76 @@
+"""What foreign tables cost, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tqtool.appraisal import Appraisal
+from tqtool.rendering.tables import Column, table_text
+
+
+def appraisal_text(found: Sequence[Appraisal], tolerance: float, *, terminal: bool, color: bool = True) -> str:
+    """Return a line a table, a sentence for each cause, and the verdict; `tolerance` is a share of the error."""
+    columns = [
+        Column("table", "left"),
+        *(Column(title) for title in ("d", "bits")),
+        *(Column(title, "left") for title in ("domain", "law")),
+        *(Column(title) for title in ("cost", "worst level", "found", "right", "off by")),
+    ]
+    rows = [
+        [
+            each.table.name,
+            str(each.dim or "-"),
+            str(each.table.bits),
+            each.domain,
+            each.law,
+            percent(each.excess),
+            str(each.worst),
+            f"{each.table.levels[each.worst]:.6g}",
+            f"{each.right[each.worst]:.6g}",
+            f"{each.deviation[each.worst]:+.1e} sigma",
+        ]
+        for each in found
+    ]
+    lines = [table_text(columns, rows, terminal=terminal, color=color)]
+    lines += [f"{each.table.name}: {each.sentence}" for each in found if each.cause != "none"]
+    dear = sum(each.excess > tolerance for each in found)
+    tables = "1 table" if len(found) == 1 else f"{len(found)} tables"
+    limit = f"{100 * tolerance:g} % more squared error than the optimum"
+    if dear:
+        lines.append(f"FAIL: {dear} of {tables} cost{'s' if dear == 1 else ''} over {limit}")
+    else:
+        lines.append(f"ok: {tables} within {limit}")
+    return "\n".join(lines)
+
+
+def percent(share: float) -> str:
+    """Return a cost as people compare it: `+0.0066 %`, `+108.9 %`; what rounding alone explains is 0."""
+    return "0 %" if abs(share) < 1e-9 else f"{100 * share:+.{4 if abs(share) < 0.1 else 1}f} %"
+
+
+def appraisal_json(found: Sequence[Appraisal], tolerance: float) -> dict[str, Any]:
+    """Return the same values for programs; costs are shares of the optimal error, deviations standard deviations."""
+    return {
+        "schema": "tqtool.check-codebooks/1",
+        "tolerance": tolerance,
+        "passed": all(each.excess <= tolerance for each in found),
+        "tables": [
+            {
+                "name": each.table.name,
+                "dim": each.dim,
+                "bits": each.table.bits,
+                "domain": each.domain,
+                "law": each.law,
+                "excess": each.excess,
+                "passed": each.excess <= tolerance,
+                "cause": each.cause,
+                "sentence": each.sentence,
+                "worst_level": each.worst,
+                "levels": each.table.levels.tolist(),
+                "right": each.right.tolist(),
+                "deviation": each.deviation.tolist(),
+            }
+            for each in found
+        ],
+    }
