@@ -52,6 +52,7 @@ OPTIMAL = 1e-4  # in sigma: costs less than 1e-7 of the error
 AGREES = 1e-3  # in sigma: closer than the tables of two different mistakes, further than printed digits
 LLOYD_TRIALS = 400  # rounds of Lloyd's algorithm to follow from each start
 UNIFORM_STARTS = (1.0, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0)  # half widths in sigma that programs begin with
+NEGLIGIBLE = 1e-5  # of the error: what a coarse integral in the maker's program costs
 SLOW = 0.3  # a round of Lloyd that covers less of the way to the optimum than this: the table is one of its rounds
 
 
@@ -104,6 +105,9 @@ def appraise(table: ForeignTable, *, dim: int | None = None, law: Law | None = N
     excess = expected_error(midpoints(levels) if cuts is None else np.sort(cuts), levels, book.dim, law) / optimum - 1
     rounding = _unit(domain, book.dim) * (table.rounding + FLOAT32_STEP * np.maximum(np.abs(table.levels), 1e-30))
     cause, sentence = _cause(levels, cuts, rounding, book)
+    deviation = (levels - book.centroids) / sigma
+    if excess < NEGLIGIBLE and cause in ("unconverged", "asymmetric", "unknown"):
+        cause, sentence = "none", f"optimal, but for {np.max(np.abs(deviation)):.1g} sigma"
     return Appraisal(
         table,
         domain,
@@ -111,7 +115,7 @@ def appraise(table: ForeignTable, *, dim: int | None = None, law: Law | None = N
         dim,
         right=_restated(book.centroids, domain, book.dim),
         excess=float(excess),
-        deviation=(levels - book.centroids) / sigma,
+        deviation=deviation,
         cause=cause,
         sentence=sentence,
     )
@@ -172,7 +176,7 @@ def _cause(levels: Array, cuts: Array | None, rounding: Array, book: Codebook) -
             if agrees(made):
                 return (
                     "equal-mass",
-                    f"the levels are {name} of cells of equal probability: no round of Lloyd's algorithm",
+                    f"the levels are {name} of cells of equal probability; Lloyd's algorithm has not run",
                 )
     wrong = np.flatnonzero(off > AGREES * sigma)
     if len(wrong) == 1 and len(levels) > 2:
