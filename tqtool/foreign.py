@@ -218,7 +218,7 @@ def _bracketed(text: str) -> Iterator[_List]:
 
 
 def _from_arrays(path: FilePath) -> Iterator[ForeignTable]:
-    from tqtool.dumps import open_arrays
+    from tqtool.datafiles import open_arrays
 
     lists: list[_List] = []
     for source in open_arrays(path):
