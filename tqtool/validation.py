@@ -26,6 +26,7 @@ from tqtool.errors import BugError, InputError, UsageError
 from tqtool.gates import decide, limit_of, reached, verdict
 from tqtool.measure import Coder, HeadResult, Plan, measure_head
 from tqtool.report import Input, LayerValues, Notice, Params, Report, Row, Source
+from tqtool.report_json import rounded
 from tqtool.rows import Configuration, Measured, layers_of, rows_of
 from tqtool.sizes import MAX_BITS, UNTOUCHED, KVConfig
 from tqtool.units import ordered_map
@@ -186,7 +187,7 @@ def validate(
         params=params,
         sources=tuple(sources),
         rows=tuple(rows),
-        layers=tuple(layers),
+        layers=rounded(tuple(layers)),
         gate=decide("none", (), rows, sources),
         diagnosis=(),
         next="",
