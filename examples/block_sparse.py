@@ -11,6 +11,7 @@ Source: Lu et al. 2025, arXiv:2502.13189, section 2.2.
 
 import sys
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +60,8 @@ class BlockSparse:
 
     def attend(self, q: Array, config: AttentionConfig, slots: NDArray[np.int64]) -> Array:
         """Return the newest token's attention over the chosen slots, (heads, dim)."""
-        return self.cache.attention(q[None, None], 0, self.cache.seq_len - 1, config, slots=slots)[0, 0]
+        out: Array = self.cache.attention(q[None, None], 0, self.cache.seq_len - 1, config, slots=slots)[0, 0]
+        return out
 
 
 def cosine(a: Array, b: Array) -> float:
@@ -75,7 +77,7 @@ def main(folder: str | None = None, name: str = "K4/V2") -> None:
     kv_heads, tokens, dim = k.shape
     max_seq, queries = tokens // 2 // BLOCK * BLOCK, q.shape[1]
     config = AttentionConfig(len(q), dim, kv_heads, causal=True, scale=dump.scaling)
-    sizes = {"layers": 1, "kv_heads": kv_heads, "head_dim": dim, "max_seq_len": max_seq}
+    sizes: dict[str, Any] = {"layers": 1, "kv_heads": kv_heads, "head_dim": dim, "max_seq_len": max_seq}
     exact = BlockSparse(KVCache(**sizes), max_seq)
     packed = BlockSparse(TurboQuantCache(KVConfig.parse(name), **sizes), max_seq)
     cosines, read, full = [], 0, []

@@ -10,6 +10,7 @@ queries are replayed, then the decoder runs: forced through the same tokens, and
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,7 +124,7 @@ def main(folder: str | None = None, name: str = "K4/V2") -> None:
     config = AttentionConfig(dump.query_heads, dump.dim, dump.kv_heads, causal=True, scale=dump.scaling)
     tokens = dump.layers[0].k.shape[-2]
     queries = tokens if dump.q_tail is None else dump.q_tail
-    sizes = {"layers": len(dump.layers), "kv_heads": dump.kv_heads, "head_dim": dump.dim}
+    sizes: dict[str, Any] = {"layers": len(dump.layers), "kv_heads": dump.kv_heads, "head_dim": dump.dim}
     sizes["max_seq_len"] = tokens + NEW_TOKENS
 
     def caches(length: int) -> tuple[Cache, Cache]:

@@ -9,6 +9,7 @@ values and queries, and are held against the engine's own float32 loop.
 """
 
 import sys
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,11 +34,12 @@ class LlamaCache:
 
     def attend(self, layer: int, pos: int, q: Array) -> Array:
         """Return [n_head, head_dim] for the token at `pos`, which must be stored."""
-        return self.cache.attention(q[None, None], layer, pos % self.max_seq, self.config)[0, 0]
+        out: Array = self.cache.attention(q[None, None], layer, pos % self.max_seq, self.config)[0, 0]
+        return out
 
     def restored(self, layer: int) -> tuple[Array, Array]:
         """Return keys and values as the engine lays them out, [n_kv_head, filled slots, head_dim]."""
-        return tuple(x[0].transpose(1, 0, 2) for x in (self.cache.keys(layer), self.cache.values(layer)))  # type: ignore[return-value]
+        return self.cache.keys(layer)[0].transpose(1, 0, 2), self.cache.values(layer)[0].transpose(1, 0, 2)
 
 
 def engine_attention(q: Array, k: Array, v: Array, scale: float) -> Array:
@@ -65,7 +67,7 @@ def main(folder: str | None = None, name: str = "K4/V2") -> None:
     kv_heads, tokens, dim = k.shape
     max_seq, queries = tokens // 4, q.shape[1]
     config = AttentionConfig(len(q), dim, kv_heads, causal=True, scale=dump.scaling)
-    sizes = {"layers": 1, "kv_heads": kv_heads, "head_dim": dim, "max_seq_len": max_seq}
+    sizes: dict[str, Any] = {"layers": 1, "kv_heads": kv_heads, "head_dim": dim, "max_seq_len": max_seq}
     exact = LlamaCache(KVCache(**sizes), max_seq, config)
     packed = LlamaCache(TurboQuantCache(KVConfig.parse(name), **sizes), max_seq, config)
     k_ring, v_ring = np.zeros((2, kv_heads, max_seq, dim), np.float32)  # what the engine has today

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import naive_attention as naive
 import numpy as np
 import pytest
@@ -458,3 +459,87 @@ def test_caches_that_cannot_be_are_refused(options: dict[str, Any], message: str
     with pytest.raises(TqError) as caught:
         compressed(**options)
     assert str(caught.value).startswith(message)
+
+
+# Anything at all
+
+
+@both
+@pytest.mark.parametrize("seed", range(6))
+def test_any_sequence_of_calls_leaves_what_a_plain_table_holds(make: Callable[..., Cache], seed: int) -> None:
+    """Writes anywhere, evictions, truncations: slots as a table of (position, k, v), attention as a plain loop."""
+    rng, cache = np.random.default_rng(seed), make()
+    sinks = 2 if make is MAKERS["protected"] else 0
+    table: dict[int, tuple[int, Array, Array]] = {}
+    position = 0
+    for _ in range(40):
+        length = max(table, default=-1) + 1
+        action = rng.choice(["append", "append", "append", "rewrite", "evict", "truncate"])
+        if action == "evict" and length > sinks:
+            count = int(rng.integers(0, length - sinks + 1))
+            order = [table[slot][0] for slot in sorted(table) if slot >= sinks]
+            if order != sorted(order):
+                with pytest.raises(UsageError, match="ring"):
+                    cache.evict(count)
+                continue
+            cache.evict(count)
+            table = {s if s < sinks else s - count: t for s, t in table.items() if s < sinks or s >= sinks + count}
+        elif action == "truncate":
+            keep = int(rng.integers(length // 2, length + 1))
+            cache.truncate(keep)
+            table = {slot: token for slot, token in table.items() if slot < keep}
+        else:
+            count = int(rng.integers(1, 5))
+            slot = length if action == "append" else int(rng.integers(0, length + 1))
+            slot = min(slot, SLOTS - count)
+            k, v = tokens(int(rng.integers(1 << 30)), count)
+            cache.write(0, slot, k, v)
+            for t in range(count):
+                table[slot + t] = (position, k[0, t], v[0, t])
+                position += 1
+        filled = max(table, default=-1) + 1
+        assert cache.seq_len == filled
+    if not table:
+        return
+    for side, index in ((cache.keys(0), 1), (cache.values(0), 2)):
+        given = np.stack(
+            [table[s][index] if s in table else np.zeros((KV_HEADS, DIM), np.float32) for s in range(filled)]
+        )
+        assert np.abs(side[0] - given).max() < (1e-6 if isinstance(cache, KVCache) else 4)
+        assert not side[0][[s for s in range(filled) if s not in table]].any()
+    newest = max(table, key=lambda slot: table[slot][0])
+    q = draw(seed, 1, 1, 4, DIM)
+    config = AttentionConfig(4, DIM, KV_HEADS, causal=True, window=9)
+    seen = [slot for slot in table if table[slot][0] > table[newest][0] - 9]
+    expected = attention(q, cache.keys(0)[:, seen], cache.values(0)[:, seen], AttentionConfig(4, DIM, KV_HEADS))
+    assert relative(cache.attention(q, 0, newest, config), expected) < FUSED
+
+
+@both
+def test_half_precision_tokens_are_widened(make: Callable[..., Cache]) -> None:
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        k, v = (x.astype(dtype) for x in tokens(80, 4))
+        half, wide = make(), make()
+        half.write(0, 0, k, v)
+        wide.write(0, 0, k.astype(np.float32), v.astype(np.float32))
+        assert contents(half) == contents(wide)
+
+
+@both
+@pytest.mark.parametrize("engine", ["runtime", "reference"])
+def test_huge_scores_and_zero_vectors_stay_finite(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[..., Cache], engine: str
+) -> None:
+    monkeypatch.setenv("TQTOOL_ENGINE", engine)
+    k, v = tokens(81, 12)
+    k[:, 3:5], v[:, 4:6] = 0, 0
+    q = draw(82, 1, 12, 4, DIM)
+    config = AttentionConfig(4, DIM, KV_HEADS, causal=True, scale=500.0)  # scores of about 1e4
+    cache = make()
+    got = attention_cached(q, k, v, cache, 0, 0, config)
+    exact = attention(*(x.astype(np.float64) for x in (q, cache.keys(0), cache.values(0))), config)
+    assert np.isfinite(got).all()
+    assert_allclose(got, exact, atol=0.02)  # a float32 score of 1e4 is known to 1e-3, and so is a weight
+    empty = make()
+    zero = np.zeros_like(k)
+    assert_array_equal(attention_cached(q, zero, zero, empty, 0, 0, config), np.zeros_like(q))

@@ -21,16 +21,24 @@ _OWNERS = {
     "Encoded": "codec",
     "encode": "codec",
     "decode": "codec",
+    "AttentionConfig": "attention",
+    "KVCache": "cache",
+    "TurboQuantCache": "cache",
+    "attention_cached": "cache",
     "KVConfig": "sizes",
     "TqError": "errors",
 }
 __all__ = [
+    "AttentionConfig",
     "Codebook",
     "CodecSpec",
     "Encoded",
+    "KVCache",
     "KVConfig",
     "TqError",
+    "TurboQuantCache",
     "__version__",
+    "attention_cached",
     "decode",
     "encode",
     "lloyd_max",
@@ -41,6 +49,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from tqtool.attention import AttentionConfig
+    from tqtool.cache import KVCache, TurboQuantCache, attention_cached
     from tqtool.codebook import Codebook, lloyd_max
     from tqtool.codec import CodecSpec, Encoded, decode, encode
     from tqtool.errors import TqError

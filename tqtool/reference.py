@@ -41,7 +41,7 @@ def encode_rows(
     """Encode rows (n, dim) into codes (n, code_bytes), scales (n,) and norms (n,).
 
     Returns -1, or the index of the first row whose norm is not finite or exceeds 2^120; nothing is written then.
-    Source: Zandieh et al. 2025, arXiv:2504.19874, Algorithm 1; steps 1 to 5 of `docs/format.md`.
+    Source: Zandieh et al. 2025, arXiv:2504.19874, Algorithm 1; steps 1 to 5 of `docs/codec.md`.
     """
     step = block_rows(spec.dim)
     for start in range(0, len(rows), step):

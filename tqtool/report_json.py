@@ -9,19 +9,24 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Literal, cast
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass, replace
+from typing import Any, Literal, TypeVar, cast
 
 from tqtool.errors import InputError, IntegrityError
 from tqtool.report import SCHEMA, Report
 
+T = TypeVar("T")
+Leaf = TypeVar("Leaf")
+
+DIGITS = 9
 MAX_FLOAT = sys.float_info.max
 
 
 def report_to_json(report: Report) -> str:
-    """Return the report as JSON text, keys in the order of the dataclasses, NaN as null."""
-    return json.dumps(to_plain(report), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+    """Return the report as JSON text: the schema, then the keys in the order of the dataclasses; NaN as null."""
+    plain = {"schema": report.schema, **to_plain(report)}  # first, so that a reader of the file sees what it is
+    return json.dumps(plain, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
 
 
 def report_from_json(text: str, path: str = "report") -> Report:
@@ -44,6 +49,28 @@ def report_from_json(text: str, path: str = "report") -> Report:
         return cast(Report, _from_plain(Report, plain, "report"))
     except ValueError as error:
         raise InputError(f"{path}: {error}", code="report", path=path) from error
+
+
+def rounded(part: T) -> T:
+    """Return the report, or a part of it, with every float to DIGITS significant digits.
+
+    For means of single heads, which are half of a report: the digits left out are far below their spread, and would
+    be a third of that half.
+    """
+    return mapped(part, float, lambda value: float(f"{value:.{DIGITS}g}"))
+
+
+def mapped(part: T, kind: type[Leaf], function: Callable[[Leaf], Leaf]) -> T:
+    """Return the report, or a part of it, with `function` applied to every value and key of a type."""
+    if isinstance(part, kind):
+        return cast(T, function(part))
+    if isinstance(part, tuple):
+        return cast(T, tuple(mapped(item, kind, function) for item in part))
+    if isinstance(part, Mapping):
+        return cast(T, {mapped(k, kind, function): mapped(item, kind, function) for k, item in part.items()})
+    if is_dataclass(part) and not isinstance(part, type):
+        return cast(T, replace(part, **{f.name: mapped(getattr(part, f.name), kind, function) for f in fields(part)}))
+    return part
 
 
 def _is_newer(schema: str) -> bool:

@@ -23,7 +23,7 @@ SMALLEST_PALEY = 12  # order 4 is a Sylvester matrix, 8 too: the first order tha
 def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
     """Return the first `count` outputs of splitmix64 started at `seed`, shape (count,).
 
-    Source: Steele, Lea and Flood 2014, as fixed in `docs/format.md`.
+    Source: Steele, Lea and Flood 2014, as fixed in `docs/codec.md`.
     """
     state = (np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).astype(
         np.uint64

@@ -25,6 +25,7 @@ from tqtool.errors import BugError, InputError, UsageError
 from tqtool.gates import decide, reached, verdict
 from tqtool.measure import HeadResult, Plan, measure_head
 from tqtool.report import Input, LayerValues, Notice, Params, Report, Row, Source
+from tqtool.report_json import rounded
 from tqtool.rows import Measured, layers_of, rows_of
 from tqtool.sizes import UNTOUCHED
 from tqtool.sources import source_of, warnings_of
@@ -159,7 +160,7 @@ def validate(
         params=params,
         sources=tuple(sources),
         rows=tuple(rows),
-        layers=tuple(layers),
+        layers=rounded(tuple(layers)),
         gate=decide("none", (), rows, sources),
         diagnosis=(),
         next="",

@@ -4,14 +4,13 @@ A number that was not measured is a dash; a cosine never rounds up to one and an
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
-from typing import Literal, TypeVar, cast
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from tqtool.gates import limit_of
 from tqtool.report import METRICS, Recommendation, Report, Row, Source, Summary
+from tqtool.report_json import mapped
 
-T = TypeVar("T")
 Side = Literal["low", "high"]
 
 MISSING = "–"
@@ -99,17 +98,9 @@ def worst_text(row: Row) -> str:
     return "" if row.kind == "control" else summary(row, "kl").worst_head
 
 
-def printable(value: T) -> T:
-    """Return the report, or a part of it, with every text made one line without control characters."""
-    if isinstance(value, str):
-        return cast(T, clean(value))
-    if isinstance(value, tuple):
-        return cast(T, tuple(map(printable, value)))
-    if isinstance(value, Mapping):
-        return cast(T, {printable(key): printable(item) for key, item in value.items()})
-    if is_dataclass(value) and not isinstance(value, type):
-        return cast(T, replace(value, **{f.name: printable(getattr(value, f.name)) for f in fields(value)}))
-    return value
+def printable(report: Report) -> Report:
+    """Return the report with every text in it made one line without control characters."""
+    return mapped(report, str, clean)
 
 
 def count(number: int) -> str:
