@@ -252,6 +252,6 @@ def _check_arguments(dim: int, bits: int, law: str) -> None:
     if not MIN_DIM <= dim <= MAX_DIM:
         raise UsageError(f"dim {dim} is outside {MIN_DIM} to {MAX_DIM}", code="dim")
     if not 1 <= bits <= MAX_BITS:
-        raise UsageError(f"{bits} bits is outside 1 to {MAX_BITS}", code="bits")
+        raise UsageError(f"{bits} bits is outside 1 to {MAX_BITS}", code="usage")
     if law not in LAWS:
-        raise UsageError(f"no law {law!r}", code="law", hint=f"one of {', '.join(LAWS)}")
+        raise UsageError(f"no law {law!r}", code="usage", hint=f"one of {', '.join(LAWS)}")

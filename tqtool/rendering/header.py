@@ -79,7 +79,7 @@ def codebook_header(dims: Sequence[int], bits: Sequence[int], law: Law = "beta")
         if width > MAX_BITS:
             raise UsageError(
                 f"{width} bits do not fit the C header, whose struct holds {MAX_LEVELS} levels",
-                code="bits",
+                code="usage",
                 hint="use --format json or npz for 5 to 8 bits",
             )
     books = [lloyd_max(dim, width, law) for dim in dims for width in bits]
