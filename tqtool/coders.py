@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tqtool.baselines import BASELINES, Baseline, Format
 from tqtool.codebook import Law, distortion, lloyd_max
 from tqtool.codec import CodecSpec, ScaleRule, decode, encode, expected_error
-from tqtool.measure import Coder
+from tqtool.dataset import Dataset
+from tqtool.measure import Coder, Pair
 from tqtool.report import Params
-from tqtool.sizes import FLOAT16_BYTES, FLOAT32_BYTES, UNTOUCHED, Meta, packed_bytes, vector_bytes
+from tqtool.sizes import FLOAT16_BYTES, FLOAT32_BYTES, UNTOUCHED, KVConfig, Meta, packed_bytes, vector_bytes
 
 Array32 = NDArray[np.float32]
 Side = Literal["k", "v"]
+
+CONTROL = KVConfig(UNTOUCHED, UNTOUCHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +99,78 @@ def shared_bytes(widths: set[int], dim: int) -> int:
     """Return what all vectors share whatever their number: the signs and the tables of the widths in use."""
     tables = sum((2 * 2**bits - 1) * FLOAT32_BYTES for bits in widths - {UNTOUCHED})
     return packed_bytes(dim, 1) + tables if tables else 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Configuration:
+    """One row to measure: a pair of coders and what it stores."""
+
+    name: str
+    kind: Literal["control", "turboquant", "baseline"]
+    pair: Pair
+    quantized: tuple[bool, bool]  # whether keys, values should be changed
+    side_bytes: Callable[[int, int, int], tuple[int, int]]  # (tokens, dim, layer) -> bytes of K and V of one head
+    shared_bytes: Callable[[int], int]  # by dim
+    note: str = ""
+
+
+def configurations(data: Dataset, params: Params) -> tuple[list[Configuration], dict[str, Coder], dict[str, Coder]]:
+    """Return the control, the asked configurations and the baselines, and the key and value coders by name."""
+    keys, values = side_plan(params, "k"), side_plan(params, "v")
+    configs = list(dict.fromkeys([CONTROL, *map(KVConfig.parse, params.configs)]))
+    key_coders = {str(c.key_bits): turboquant_coder(c.key_bits, keys, data.layers) for c in configs}
+    value_coders = {str(c.value_bits): turboquant_coder(c.value_bits, values, data.layers) for c in configs}
+    rows = [turboquant_row(config, keys, values) for config in configs]
+    for one in baselines_for(data, params):
+        key_coders[one.key.name], value_coders[one.value.name] = baseline_coder(one.key), baseline_coder(one.value)
+        rows.append(baseline_row(one))
+    return rows, key_coders, value_coders
+
+
+def turboquant_row(config: KVConfig, keys: SidePlan, values: SidePlan) -> Configuration:
+    """Return a configuration of ours."""
+
+    def side_bytes(tokens: int, dim: int, layer: int) -> tuple[int, int]:
+        return (
+            head_bytes(config.key_bits, keys, tokens=tokens, dim=dim, layer=layer),
+            head_bytes(config.value_bits, values, tokens=tokens, dim=dim, layer=layer),
+        )
+
+    return Configuration(
+        name=str(config),
+        kind="control" if config == CONTROL else "turboquant",
+        pair=(str(config.key_bits), str(config.value_bits)),
+        quantized=(config.key_bits != UNTOUCHED, config.value_bits != UNTOUCHED),
+        side_bytes=side_bytes,
+        shared_bytes=lambda dim: shared_bytes({config.key_bits, config.value_bits}, dim),
+    )
+
+
+def baselines_for(data: Dataset, params: Params) -> list[Baseline]:
+    """Return the asked baselines that can store this dataset's vectors."""
+    known = {each.name: each for each in BASELINES}
+    return [known[name] for name in params.baselines if known[name].dims(data.dim) is None]
+
+
+def baseline_coder(form: Format) -> Coder:
+    """Return an engine's format as a coder; no rotation seed plays a part in it."""
+    return Coder(form.name, lambda x, index, seed: form.restore(x))
+
+
+def baseline_row(one: Baseline) -> Configuration:
+    """Return an engine's choice as a row. Layers that the engine leaves in float16 are noted, not simulated."""
+    notes = [f"{one.engine}: {one.note}" if one.note else one.engine]
+    if one.skipped:
+        notes.append(
+            f"the engine also keeps {one.skipped} layers of a model in float16, which this row neither does nor counts"
+        )
+    exact = one.key.name == "fp16"
+    return Configuration(
+        name=one.name,
+        kind="baseline",
+        pair=(one.key.name, one.value.name),
+        quantized=(not exact, not exact),
+        side_bytes=lambda tokens, d, layer: (one.key.stored_bytes(tokens, d), one.value.stored_bytes(tokens, d)),
+        shared_bytes=lambda d: 0,
+        note="; ".join(notes),
+    )

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tqtool.aggregate import Clusters, absent, head_means, summarize
 from tqtool.codebook import Law
+from tqtool.coders import Configuration
 from tqtool.dataset import Dataset
 from tqtool.measure import HeadResult, Pair, Plan
 from tqtool.metrics import sigma_pred
 from tqtool.report import METRICS, Bucket, LayerValues, Row, Summary
-from tqtool.sizes import FLOAT16_BYTES, FLOAT32_BYTES, UNTOUCHED
+from tqtool.sizes import FLOAT16_BYTES, FLOAT32_BYTES
 
 Array = NDArray[np.float64]
 
@@ -26,17 +25,6 @@ SPECIFICATION = {  # output cosines that the specification prints for its two sy
 }
 BUCKET_METRICS = ("cos", "rel_err", "kl", "v_readout_err")
 FIRST_BUCKET = 4  # tokens; later buckets double
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Configuration:
-    """One row to measure: a pair of coders and what it stores."""
-
-    name: str
-    kind: Literal["control", "turboquant", "baseline"]
-    pair: Pair
-    side_bytes: Callable[[int, int, int], tuple[int, int]]  # (tokens, dim, layer) -> bytes of K and V of one head
-    shared_bytes: Callable[[int], int]  # by dim
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +74,7 @@ def _row(measured: Measured, configuration: Configuration) -> Row:
         predicted=_predictions(measured, configuration),
         published=_published(data, configuration),
         buckets=_buckets(measured, configuration),
+        note=configuration.note,
     )
 
 
@@ -97,11 +86,11 @@ def _published(data: Dataset, configuration: Configuration) -> dict[str, str]:
 def _engaged(measured: Measured, configuration: Configuration) -> bool:
     """Whether every side that should be quantized was changed somewhere."""
     key, value = configuration.pair
-    sides = ((key, "k_rel_mse", (key, "")), (value, "v_rel_mse", ("", value)))
+    sides = (("k_rel_mse", (key, "")), ("v_rel_mse", ("", value)))
     return all(
         any(result.storage[pair][metric] > 0 for result in measured.seeds[0])
-        for name, metric, pair in sides
-        if name != str(UNTOUCHED)
+        for quantized, (metric, pair) in zip(configuration.quantized, sides, strict=True)
+        if quantized
     )
 
 

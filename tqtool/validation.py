@@ -16,52 +16,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool import __version__
-from tqtool.aggregate import clusters, layer_name
-from tqtool.codebook import distortion, lloyd_max
+from tqtool.aggregate import clusters
 from tqtool.codec import engine, refusal
-from tqtool.coders import head_bytes, shared_bytes, side_plan, turboquant_coder
+from tqtool.coders import CONTROL, configurations
 from tqtool.dataset import Dataset, Head, heads_of
-from tqtool.diagnosis import OFFSET_SHARE, diagnose
+from tqtool.diagnosis import diagnose
 from tqtool.errors import BugError, InputError, UsageError
-from tqtool.gates import decide, limit_of, reached, verdict
-from tqtool.measure import Coder, HeadResult, Plan, measure_head
+from tqtool.gates import decide, reached, verdict
+from tqtool.measure import HeadResult, Plan, measure_head
 from tqtool.report import Input, LayerValues, Notice, Params, Report, Row, Source
 from tqtool.report_json import rounded
-from tqtool.rows import Configuration, Measured, layers_of, rows_of
-from tqtool.sizes import MAX_BITS, UNTOUCHED, KVConfig
+from tqtool.rows import Measured, layers_of, rows_of
+from tqtool.sizes import UNTOUCHED
+from tqtool.sources import source_of, warnings_of
 from tqtool.units import ordered_map
 
 Array = NDArray[np.float64]
 
-KL_TARGET = limit_of("balanced", "kl")
 MAX_VALUES = 1 << 26  # float64 values per query held at once: 512 MiB
-CONTROL = KVConfig(UNTOUCHED, UNTOUCHED)
 CONTROL_LIMIT = 1e-12  # of 1 - cos and of KL: the control compares a thing with itself
-
-
-def turboquant_rows(data: Dataset, params: Params) -> tuple[list[Configuration], dict[str, Coder], dict[str, Coder]]:
-    """Return the control and the asked configurations, and their key and value coders by name."""
-    keys, values = side_plan(params, "k"), side_plan(params, "v")
-    configs = list(dict.fromkeys([CONTROL, *map(KVConfig.parse, params.configs)]))
-    key_coders = {str(c.key_bits): turboquant_coder(c.key_bits, keys, data.layers) for c in configs}
-    value_coders = {str(c.value_bits): turboquant_coder(c.value_bits, values, data.layers) for c in configs}
-
-    def row(config: KVConfig) -> Configuration:
-        def side_bytes(tokens: int, dim: int, layer: int) -> tuple[int, int]:
-            return (
-                head_bytes(config.key_bits, keys, tokens=tokens, dim=dim, layer=layer),
-                head_bytes(config.value_bits, values, tokens=tokens, dim=dim, layer=layer),
-            )
-
-        return Configuration(
-            name=str(config),
-            kind="control" if config == CONTROL else "turboquant",
-            pair=(str(config.key_bits), str(config.value_bits)),
-            side_bytes=side_bytes,
-            shared_bytes=lambda dim: shared_bytes({config.key_bits, config.value_bits}, dim),
-        )
-
-    return [row(config) for config in configs], key_coders, value_coders
 
 
 def measure(
@@ -76,7 +49,7 @@ def measure(
 
     Raises: `InputError` for data that cannot be measured, `BugError` if the control row is not exact.
     """
-    rows, key_coders, value_coders = turboquant_rows(data, params)
+    rows, key_coders, value_coders = configurations(data, params)
     causal = data.causal or data.proxies
     if params.window and not causal and data.kind == "dump":
         raise UsageError("a window needs a causal mask", code="usage", hint="leave out --no-causal or --window")
@@ -178,7 +151,7 @@ def validate(
         sources.append(source)
         rows += judged(rows_of(measured), source)
         layers += layers_of(measured)
-        warnings += warnings_of(measured, source)
+        warnings += warnings_of(measured, source, params)
         inputs += data.inputs
     report = Report(
         tool=f"tqtool {__version__}",
@@ -198,58 +171,6 @@ def validate(
     )
     findings, following = diagnose(report)
     return replace(report, diagnosis=findings, next=following)
-
-
-def source_of(measured: Measured, params: Params) -> Source:
-    """Return the facts of a dataset, as measured."""
-    data, results = measured.data, measured.seeds[0]
-    reads = [float(np.mean(r.queries["", ""]["n_eff"])) for r in results]
-    offsets, outliers = (known([r.facts[name] for r in results]) for name in ("key_offset", "outlier_share"))
-    return Source(
-        name=data.name,
-        kind=data.kind,
-        layers=data.layers,
-        kv_heads=data.kv_heads,
-        query_heads=data.query_heads,
-        tokens=data.tokens,
-        queries=len(results[0].positions) * data.kv_heads // data.query_heads,
-        dim=data.dim,
-        query_source="synthetic" if data.kind == "synthetic" else "proxy" if data.proxies else "captured",
-        causal=measured.plan.causal,
-        scale=measured.plan.scale,
-        n_eff_low=min(reads),
-        n_eff_high=max(reads),
-        key_offset=float(np.median(offsets)) if len(offsets) else 0.0,
-        key_offset_worst=float(offsets.max(initial=0.0)),
-        zero_keys=sum(int(r.facts["zero_keys"]) for r in results),
-        zero_values=sum(int(r.facts["zero_values"]) for r in results),
-        iid=all(r.facts["iid"] for r in results),
-        min_key_bits=min_key_bits(measured, KL_TARGET),
-        notes=data.notes,
-        sink_share=float(np.mean([np.mean(r.queries["", ""]["sink_share"]) for r in results])),
-        outlier_share=float(np.median(outliers)) if len(outliers) else 0.0,
-    )
-
-
-def known(values: Sequence[float]) -> Array:
-    """Return the values that are not NaN."""
-    return np.array([value for value in values if value == value])
-
-
-def min_key_bits(measured: Measured, target: float) -> dict[str, int]:
-    """Return, by layer, the fewest key bits with D_b <= target d / (c^2 M): half of what the KL target allows.
-
-    Predicted from the exact attention, without quantizing; 16 where 8 bits are not enough.
-    """
-    found = {}
-    for layer in dict.fromkeys(measured.where.layers):
-        results = [r for r in measured.seeds[0] if r.layer == layer]
-        noise = float(np.mean([np.mean(r.queries["", ""]["score_noise"]) for r in results]))
-        dim = int(results[0].facts["dim"])
-        allowed = target * dim / (measured.plan.scale**2 * noise) if noise > 0 else np.inf
-        widths = (b for b in range(1, MAX_BITS + 1) if distortion(lloyd_max(dim, b, measured.law)) <= allowed)
-        found[layer_name(layer)] = next(widths, UNTOUCHED)
-    return found
 
 
 def judged(rows: Sequence[Row], source: Source) -> list[Row]:
@@ -274,30 +195,6 @@ def beats(one: Row, other: Row) -> bool:
 
 def _costs(row: Row) -> tuple[float, float, float]:
     return row.bits_per_value, row.metrics["kl"].mean, row.metrics["v_readout_err"].mean
-
-
-def warnings_of(measured: Measured, source: Source) -> list[Notice]:
-    """Return what a reader must know about the data before reading the numbers."""
-    found = []
-    if source.zero_keys or source.zero_values:
-        text = f"{source.zero_keys} zero keys and {source.zero_values} zero values are left out of cosines"
-        found.append(Notice("zero-vectors", text, source.name))
-    if source.query_source == "proxy":
-        text = "no queries: keys stand in for them, every verdict is UNVERIFIED; capture queries too"
-        found.append(Notice("proxy-queries", text, source.name))
-    if source.key_offset_worst > OFFSET_SHARE:
-        text = (
-            f"keys share one constant vector with {source.key_offset:.0%} of their energy (median head; "
-            f"worst {source.key_offset_worst:.0%}); try --center-keys"
-        )
-        found.append(Notice("key-offset", text, source.name))
-    if source.iid and source.kind == "dump":
-        text = "the data look independent and Gaussian: figures describe the codebook, not a model"
-        found.append(Notice("iid", text, source.name))
-    if measured.thinned_to is not None:
-        text = f"queries were thinned evenly to {measured.thinned_to} of each head to bound memory"
-        found.append(Notice("thinned", text, source.name))
-    return found
 
 
 def environment() -> dict[str, str]:

@@ -88,6 +88,7 @@ def validate(
     ] = "match",
     meta: Annotated[Meta, typer.Option(help="Metadata a vector: 8, 4 or 2 bytes.")] = "range",
     law: Annotated[LawName, typer.Option(help="Law of the codebooks.")] = "beta",
+    baselines: Annotated[bool, typer.Option("--baselines", help="Add the formats that engines ship.")] = False,
     gate: Annotated[GateName, typer.Option(help="Fail (exit 1) unless every row reaches this level.")] = "none",
     gate_config: Annotated[Path | None, typer.Option(metavar="FILE", help="Limits from a TOML or JSON file.")] = None,
     minimum: Annotated[
@@ -117,6 +118,7 @@ def validate(
     gate fails, or when a configuration quantized nothing.
     """
     limit_blas_threads()
+    from tqtool.baselines import BASELINES
     from tqtool.report import Params
     from tqtool.validation import validate as run
 
@@ -135,6 +137,7 @@ def validate(
     numbers = sorted({number for one in data for number in one.layers if one.kind == "dump"})
     params = Params(
         configs=tuple(part.strip() for part in config.split(",") if part.strip()),
+        baselines=tuple(one.name for one in BASELINES) if baselines else (),
         seeds=parse_numbers(seeds, "--seeds"),
         law=law,
         key_scale_rule=rules[0],

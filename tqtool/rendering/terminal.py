@@ -8,6 +8,7 @@ from typing import Literal
 
 from tqtool.rendering import figures
 from tqtool.rendering.figures import figure
+from tqtool.rendering.specification import FOOTNOTE, compared_sources, specification_table
 from tqtool.rendering.tables import Column, table_text
 from tqtool.report import Report, Row, Source
 
@@ -64,9 +65,14 @@ def report_terminal(report: Report, width: int | None = None, unicode: bool = Tr
     """Return the whole report as text; `width` None: every column, nothing wrapped, as for a file or a pipe."""
     paint, report = _painter(color), figures.printable(report)
     blocks = []
-    for source in report.sources:
+    compared = compared_sources(report)
+    for source in (source for source in report.sources if source not in compared):
         blocks += [_heading(report, source, width, paint), _table(report, source, width, unicode, paint)]
         blocks += [_sparklines(report, source, width, unicode, paint)]
+    if compared:
+        title = paint("bold")("The specification's table: output cosine on synthetic data")
+        footnote = _wrap(FOOTNOTE, width, paint("dim"))
+        blocks += [f"{title}\n{specification_table(report, compared)}\n{footnote}"]
     blocks += [_recommendations(report)]
     blocks += ["\n".join(_wrap(f"warning: {notice.text}", width, paint("yellow")) for notice in report.warnings)]
     blocks += ["\n".join(_wrap(finding.sentence, width) for finding in report.diagnosis)]

@@ -1,0 +1,101 @@
+"""The facts of a dataset as the report states them: what was measured, what it looks like, what to be warned of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqtool.aggregate import layer_name
+from tqtool.baselines import BASELINES
+from tqtool.codebook import distortion, lloyd_max
+from tqtool.diagnosis import OFFSET_SHARE
+from tqtool.gates import limit_of
+from tqtool.report import Notice, Params, Source
+from tqtool.rows import Measured
+from tqtool.sizes import MAX_BITS, UNTOUCHED
+
+Array = NDArray[np.float64]
+
+KL_TARGET = limit_of("balanced", "kl")
+
+
+def source_of(measured: Measured, params: Params) -> Source:
+    """Return the facts of a dataset, as measured."""
+    data, results = measured.data, measured.seeds[0]
+    reads = [float(np.mean(r.queries["", ""]["n_eff"])) for r in results]
+    offsets, outliers = (known([r.facts[name] for r in results]) for name in ("key_offset", "outlier_share"))
+    return Source(
+        name=data.name,
+        kind=data.kind,
+        layers=data.layers,
+        kv_heads=data.kv_heads,
+        query_heads=data.query_heads,
+        tokens=data.tokens,
+        queries=len(results[0].positions) * data.kv_heads // data.query_heads,
+        dim=data.dim,
+        query_source="synthetic" if data.kind == "synthetic" else "proxy" if data.proxies else "captured",
+        causal=measured.plan.causal,
+        scale=measured.plan.scale,
+        n_eff_low=min(reads),
+        n_eff_high=max(reads),
+        key_offset=float(np.median(offsets)) if len(offsets) else 0.0,
+        key_offset_worst=float(offsets.max(initial=0.0)),
+        zero_keys=sum(int(r.facts["zero_keys"]) for r in results),
+        zero_values=sum(int(r.facts["zero_values"]) for r in results),
+        iid=all(r.facts["iid"] for r in results),
+        min_key_bits=min_key_bits(measured, KL_TARGET),
+        notes=data.notes,
+        sink_share=float(np.mean([np.mean(r.queries["", ""]["sink_share"]) for r in results])),
+        outlier_share=float(np.median(outliers)) if len(outliers) else 0.0,
+    )
+
+
+def known(values: Sequence[float]) -> Array:
+    """Return the values that are not NaN."""
+    return np.array([value for value in values if value == value])
+
+
+def min_key_bits(measured: Measured, target: float) -> dict[str, int]:
+    """Return, by layer, the fewest key bits with D_b <= target d / (c^2 M): half of what the KL target allows.
+
+    Predicted from the exact attention, without quantizing; 16 where 8 bits are not enough.
+    """
+    found = {}
+    for layer in dict.fromkeys(measured.where.layers):
+        results = [r for r in measured.seeds[0] if r.layer == layer]
+        noise = float(np.mean([np.mean(r.queries["", ""]["score_noise"]) for r in results]))
+        dim = int(results[0].facts["dim"])
+        allowed = target * dim / (measured.plan.scale**2 * noise) if noise > 0 else np.inf
+        widths = (b for b in range(1, MAX_BITS + 1) if distortion(lloyd_max(dim, b, measured.law)) <= allowed)
+        found[layer_name(layer)] = next(widths, UNTOUCHED)
+    return found
+
+
+def warnings_of(measured: Measured, source: Source, params: Params) -> list[Notice]:
+    """Return what a reader must know about the data before reading the numbers."""
+    found = []
+    if source.zero_keys or source.zero_values:
+        text = f"{source.zero_keys} zero keys and {source.zero_values} zero values are left out of cosines"
+        found.append(Notice("zero-vectors", text, source.name))
+    if source.query_source == "proxy":
+        text = "no queries: keys stand in for them, every verdict is UNVERIFIED; capture queries too"
+        found.append(Notice("proxy-queries", text, source.name))
+    if source.key_offset_worst > OFFSET_SHARE:
+        text = (
+            f"keys share one constant vector with {source.key_offset:.0%} of their energy (median head; "
+            f"worst {source.key_offset_worst:.0%}); try --center-keys"
+        )
+        found.append(Notice("key-offset", text, source.name))
+    if source.iid and source.kind == "dump":
+        text = "the data look independent and Gaussian: figures describe the codebook, not a model"
+        found.append(Notice("iid", text, source.name))
+    for one in BASELINES:
+        if one.name in params.baselines and (reason := one.dims(source.dim)):
+            text = f"baseline {one.name} is left out: it {reason}, these vectors have {source.dim} coordinates"
+            found.append(Notice("baseline", text, source.name))
+    if measured.thinned_to is not None:
+        text = f"queries were thinned evenly to {measured.thinned_to} of each head to bound memory"
+        found.append(Notice("thinned", text, source.name))
+    return found
