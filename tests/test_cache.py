@@ -334,6 +334,32 @@ def test_the_window_follows_evictions_and_rings() -> None:
     assert_array_equal(np.flatnonzero((ring.keys(0) == held).all(axis=(0, 2, 3))), [0, 1, 4])
 
 
+def test_the_window_survives_a_rejected_draft() -> None:
+    cache = compressed(sink_tokens=1, residual_window=4)
+    k, v = tokens(64, 12)
+    cache.write(0, 0, k[:, :8], v[:, :8])
+    for _ in range(3):
+        cache.append(0, *tokens(65, 2))
+        cache.truncate(8)
+        assert_array_equal(np.flatnonzero((cache.keys(0) == k[:, :8]).all(axis=(0, 2, 3))), [0, 6, 7])
+    cache.append(0, k[:, 8:], v[:, 8:])
+    assert_array_equal(np.flatnonzero((cache.keys(0) == k).all(axis=(0, 2, 3))), [0, 8, 9, 10, 11])
+
+
+@both
+def test_distances_do_not_count_a_rejected_draft(make: Callable[..., Cache]) -> None:
+    cache = make()
+    config = AttentionConfig(4, DIM, KV_HEADS, causal=True, window=3)
+    cache.append(0, *tokens(66, 6))
+    cache.append(0, *tokens(67, 4))
+    cache.truncate(6)
+    cache.append(0, *tokens(68, 1))
+    q = draw(69, 1, 1, 4, DIM)
+    expected = attention(q, cache.keys(0)[:, 4:], cache.values(0)[:, 4:], AttentionConfig(4, DIM, KV_HEADS))
+    assert relative(cache.attention(q, 0, 6, config), expected) < FUSED
+    assert relative(cache.attention(q, 0, 6, config, slots=np.arange(7)), expected) < FUSED
+
+
 def test_a_window_as_long_as_the_cache_is_the_float32_cache() -> None:
     k, v = tokens(62, 10)
     q = draw(63, 1, 10, 4, DIM)
@@ -488,6 +514,7 @@ def test_any_sequence_of_calls_leaves_what_a_plain_table_holds(make: Callable[..
             keep = int(rng.integers(length // 2, length + 1))
             cache.truncate(keep)
             table = {slot: token for slot, token in table.items() if slot < keep}
+            position = max((token[0] for token in table.values()), default=-1) + 1
         else:
             count = int(rng.integers(1, 5))
             slot = length if action == "append" else int(rng.integers(0, length + 1))

@@ -109,3 +109,12 @@ def test_block_choice_is_attention_over_these_blocks() -> None:
             np.testing.assert_allclose(outs[1][part], alone, atol=0.05)
     assert offset == 160
     assert len(exact.sums) == 8
+
+
+def test_the_program_in_the_documentation_runs() -> None:
+    text = (EXAMPLES.parent / "docs" / "cache.md").read_text()
+    program = text.split("```python\n")[1].split("```")[0]
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-2:] == ["3", str(24 * 4096 * 8 * 112)]

@@ -76,13 +76,14 @@ class KVCache:
         self.slots.check_eviction(count)
         for side in (self._keys, self._values):
             for rows in side.reshape(-1, *side.shape[2:]):
-                move_down(rows, 0, count)
+                move_down(rows[: self.seq_len], 0, count)
         self.slots.evict(count)
 
     def truncate(self, length: int) -> None:
         """Forget the slots from `length` on, as a rejected draft needs it."""
+        self.slots.check_truncation(length)
+        self._keys[:, :, length : self.seq_len], self._values[:, :, length : self.seq_len] = 0, 0
         self.slots.truncate(length)
-        self._keys[:, :, length:], self._values[:, :, length:] = 0, 0
 
     def clear(self) -> None:
         """Forget every token."""
@@ -201,14 +202,15 @@ class TurboQuantCache:
         """Drop the `count` oldest tokens after the sinks in every layer and move the rest down."""
         self.slots.check_eviction(count)
         for side in (self._keys, self._values):
-            side.evict(self.slots.sink_tokens, count)
+            side.evict(self.slots, count)
         self.slots.evict(count)
 
     def truncate(self, length: int) -> None:
         """Forget the slots from `length` on, as a rejected draft needs it."""
-        self.slots.truncate(length)
+        self.slots.check_truncation(length)
         for side in (self._keys, self._values):
-            side.truncate(length)
+            side.truncate(self.slots, length)
+        self.slots.truncate(length)
 
     def clear(self) -> None:
         """Forget every token."""

@@ -89,13 +89,17 @@ class Slots:
             move_down(positions, self.sink_tokens, count, EMPTY)
         self._lengths = [max(length - count, min(length, self.sink_tokens)) for length in self._lengths]
 
-    def truncate(self, length: int) -> None:
-        """Forget every slot from `length` on. Raises: `UsageError` for more than there are."""
+    def check_truncation(self, length: int) -> None:
+        """Raises: `UsageError` unless there are `length` tokens."""
         if not 0 <= length <= self.seq_len:
             raise UsageError(f"cannot truncate {self.seq_len} tokens to {length}", code="usage")
+
+    def truncate(self, length: int) -> None:
+        """Forget every slot from `length` on."""
         self._positions[:, length:] = EMPTY
         self._lengths = [min(old, length) for old in self._lengths]
         self._in_order = [old or length == 0 for old in self._in_order]
+        self._written = [int(positions[:length].max(initial=EMPTY)) + 1 for positions in self._positions]
 
     def newest(self, layer: int, pos: int, q_len: int) -> bool:
         """Whether the layer was filled slot after slot and pos, pos + 1, ... are its last q_len tokens."""

@@ -31,8 +31,8 @@ class Stored:
 
     @property
     def protected(self) -> bool:
-        """Whether any row is kept in float32."""
-        return bool(self.exact.shape[1]) and bool(np.any(self.row_of >= 0))
+        """Whether rows may be kept in float32."""
+        return bool(self.exact.shape[1])
 
     def exact_head(self, sequence: int, head: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return which of one head's vectors are exact, (m,) places, and they themselves (m, dim)."""
@@ -75,20 +75,21 @@ class Side:
     def select(self, slots: Slots, layer: int, choice: Choice | None) -> Stored:
         """Return the rows of a layer's filled slots, or of chosen ones."""
         codes, meta = (slots.select(rows[layer], layer, choice) for rows in (self.codes, self.meta))
-        exact = self.protected.rows(layer)
-        row_of = self.protected.row_of(layer, slots.chosen(layer, choice, codes.shape[2]))
-        return Stored(Encoded(self.spec, codes, meta), exact, row_of)
+        chosen = slots.chosen(layer, choice, codes.shape[2])
+        distinct = chosen if choice is not None and choice.ndim == 2 else chosen[:, :1]
+        row_of = np.broadcast_to(self.protected.row_of(layer, distinct), chosen.shape)
+        return Stored(Encoded(self.spec, codes, meta), self.protected.rows(layer), row_of)
 
-    def evict(self, sinks: int, count: int) -> None:
+    def evict(self, slots: Slots, count: int) -> None:
         """Drop `count` slots after the sinks in every layer."""
         for array in (self.codes, self.meta):
             for rows in array.reshape(-1, *array.shape[2:]):
-                move_down(rows, sinks, count)
+                move_down(rows[: slots.seq_len], slots.sink_tokens, count)
         self.protected.evict(count)
 
-    def truncate(self, length: int) -> None:
+    def truncate(self, slots: Slots, length: int) -> None:
         """Forget every slot from `length` on."""
-        self.codes[:, :, length:], self.meta[:, :, length:] = 0, 0
+        self.codes[:, :, length : slots.seq_len], self.meta[:, :, length : slots.seq_len] = 0, 0
         self.protected.truncate(length)
 
 
@@ -146,4 +147,7 @@ class ProtectedRows:
 
     def truncate(self, length: int) -> None:
         """Follow `Slots.truncate`."""
-        self._slots[self._slots >= length] = EMPTY
+        dropped = self._slots >= length
+        self._slots[dropped] = EMPTY
+        # The rows of dropped tokens are the next to be filled.
+        self._written = [old - int(count) for old, count in zip(self._written, dropped.sum(axis=1), strict=True)]
