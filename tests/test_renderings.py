@@ -84,7 +84,7 @@ def test_the_terminal_report_keeps_to_the_width(width: int, gate: str) -> None:
 def test_wider_terminals_show_more_columns() -> None:
     def columns(width: int | None) -> int:
         text = report_terminal(sample_report(), width)
-        return len(next(line for line in text.split("\n") if line.startswith("config")).split("  "))
+        return len(next(line for line in text.split("\n") if line.startswith("config ")).split("  "))
 
     assert columns(80) < columns(110) < columns(150) <= columns(None)
 
@@ -214,14 +214,14 @@ def with_source(report: Report, **changes: object) -> Report:
 def test_without_a_gate_the_headline_names_the_cheapest_row_at_the_best_level() -> None:
     report = sample_report(gate="none")
     found = headline(levels(report, K4V4="balanced", K4V3="balanced", K4V2="lenient"))
-    assert found == "best level reached is balanced attention fidelity; cheapest there is K4/V3 at 4.50 bits per value"
-    assert headline(levels(report)) == "no configuration reaches the lenient level"
+    assert found == "Best level reached is balanced attention fidelity; cheapest there is K4/V3 at 4.50 bits per value"
+    assert headline(levels(report)) == "No configuration reaches the lenient level"
 
 
 def test_synthetic_data_and_proxy_queries_never_vouch_for_a_model() -> None:
     report = levels(sample_report(gate="none"), K4V4="balanced")
     synthetic = headline(with_source(report, kind="synthetic", query_source="synthetic"))
-    assert "implementation healthy on synthetic data" in synthetic
+    assert "Implementation healthy on synthetic data" in synthetic
     assert "fidelity" not in synthetic
     assert headline(with_source(report, query_source="proxy")).startswith("UNVERIFIED")
 

@@ -201,21 +201,21 @@ def headline(report: Report) -> str:
     if is_gated(report):
         return report.gate.summary
     if not report.sources:
-        return "nothing was measured"
+        return "Nothing was measured"
     source = report.sources[0]
-    name = f"{source.name}: " if len(report.sources) > 1 else ""
+    name = f"{source.name}: " if len(report.sources) > 1 else ""  # the others are stress tests and theory
     engaged = [row for row in rows_of(report, source) if row.kind == "turboquant" and row.status != "error"]
     if not engaged:
-        return f"{name}nothing was quantized"
+        return f"{name}Nothing was quantized"
     if source.query_source == "proxy":
         return f"{name}UNVERIFIED: there are no queries, keys stood in for them"
     best = min(engaged, key=lambda row: (LEVELS.index(row.level), row.bits_per_value))
     if best.level == "none":
-        return f"{name}no configuration reaches the lenient level"
+        return f"{name}No configuration reaches the lenient level"
     cheapest = f"cheapest there is {best.config} at {best.bits_per_value:.2f} bits per value"
     if source.kind == "synthetic":
-        return f"{name}implementation healthy on synthetic data at level {best.level}; {cheapest}"
-    return f"{name}best level reached is {best.level} attention fidelity; {cheapest}"
+        return f"{name}Implementation healthy on synthetic data at level {best.level}; {cheapest}"
+    return f"{name}Best level reached is {best.level} attention fidelity; {cheapest}"
 
 
 def shortfall(row: Row) -> str:
@@ -225,6 +225,7 @@ def shortfall(row: Row) -> str:
     return f"not {LEVELS[LEVELS.index(row.level) - 1]}: {row.misses[0]}"
 
 
+SYNTHETIC = "Synthetic data: tells whether the implementation is healthy, nothing about a model."
 SCOPE = (
     "Shows how far attention and its output move, layer by layer and head by head, on exactly these tokens.",
     "Does not show perplexity or task quality: errors compound over layers, and only a run of the model sees that.",

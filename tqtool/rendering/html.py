@@ -16,6 +16,7 @@ from tqtool.gates import LEVELS, limit_of, split_metric
 from tqtool.rendering import figures
 from tqtool.rendering.figures import figure, summary
 from tqtool.rendering.plot import pareto_panel
+from tqtool.rendering.specification import compared_sources
 from tqtool.report import METRICS, LayerValues, Report, Row, Source
 from tqtool.report_json import to_plain
 
@@ -53,6 +54,7 @@ def report_html(report: Report) -> str:
         gated=gated,
         headline=figures.headline(report),
         scope=figures.SCOPE,
+        synthetic=figures.SYNTHETIC,
         state=("pass" if report.gate.passed else "fail") if gated else "",
         symbols=figures.SYMBOLS,
         sources=sources,
@@ -114,6 +116,7 @@ def _source(report: Report, source: Source, gated: bool, *, binned: bool) -> dic
     ]
     return {
         "source": source,
+        "compared": source in compared_sources(report),
         "parts": figures.data_parts(source),
         "rows": rows,
         "stored": stored,

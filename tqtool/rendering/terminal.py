@@ -10,7 +10,7 @@ from tqtool.rendering import figures
 from tqtool.rendering.figures import figure
 from tqtool.rendering.specification import FOOTNOTE, compared_sources, specification_table
 from tqtool.rendering.tables import Column, table_text
-from tqtool.report import Report, Row, Source
+from tqtool.report import NAN, Report, Row, Source
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = ".:-=#"
@@ -30,6 +30,7 @@ class Field:
     text: Callable[[Row], str]
     tier: int  # terminal columns from which it is shown; 80 is always
     drop: int = 0  # where names are long: dropped in this order, 0 never
+    rare: bool = False  # shown only where a row has it
 
 
 def mean(metric: str) -> Callable[[Row], str]:
@@ -48,6 +49,8 @@ FIELDS = (
     Field("B/pair", lambda row: f"{row.pair_bytes:.6g}", 150, drop=2),
     Field("vs fp16", lambda row: f"{row.ratio_fp16:.2f}x", 110, drop=4),
     Field("cos mean", mean("cos"), 80),
+    Field("theory", lambda row: figure(row.predicted.get("cos", NAN), "cos"), 80, drop=9, rare=True),
+    Field("spec", lambda row: row.published.get("cos", figures.MISSING), 80, drop=10, rare=True),
     Field("cos p1", tail("cos", "low"), 80, drop=8),
     Field("rel-err", mean("rel_err"), 80, drop=7),
     Field("rel-err p99", tail("rel_err", "high"), 150, drop=3),
@@ -64,10 +67,10 @@ FIELDS = (
 def report_terminal(report: Report, width: int | None = None, unicode: bool = True, color: bool = False) -> str:
     """Return the whole report as text; `width` None: every column, nothing wrapped, as for a file or a pipe."""
     paint, report = _painter(color), figures.printable(report)
-    blocks = []
+    blocks = [_flow([f"{report.tool} validate", *figures.option_parts(report)], width, paint("dim"))]
     compared = compared_sources(report)
     for source in (source for source in report.sources if source not in compared):
-        blocks += [_heading(report, source, width, paint), _table(report, source, width, unicode, paint)]
+        blocks += [_heading(source, width, paint), _table(report, source, width, unicode, paint)]
         blocks += [_sparklines(report, source, width, unicode, paint)]
     if compared:
         title = paint("bold")("The specification's table: output cosine on synthetic data")
@@ -107,12 +110,14 @@ def _wrap(text: str, width: int | None, style: Callable[[str], str] = str, inden
     return "\n".join(map(style, lines))
 
 
-def _heading(report: Report, source: Source, width: int | None, paint: Paint) -> str:
-    lines = [_flow(figures.data_parts(source), width), *_flow(figures.option_parts(report), width).split("\n")]
-    return "\n".join([paint("bold")(source.name), lines[0], *map(paint("dim"), lines[1:])])
+def _heading(source: Source, width: int | None, paint: Paint) -> str:
+    lines = [paint("bold")(source.name), _flow(figures.data_parts(source), width)]
+    if source.kind == "synthetic":
+        lines.append(_wrap(figures.SYNTHETIC, width, paint("dim")))
+    return "\n".join(lines)
 
 
-def _flow(parts: Sequence[str], width: int | None) -> str:
+def _flow(parts: Sequence[str], width: int | None, style: Callable[[str], str] = str) -> str:
     """Return parts joined by dots, a line broken between parts only."""
     lines = [""]
     for part in parts:
@@ -121,7 +126,7 @@ def _flow(parts: Sequence[str], width: int | None) -> str:
             lines[-1] = longer
         else:
             lines.append(part)
-    return "\n".join(lines)
+    return "\n".join(map(style, lines))
 
 
 def _table(report: Report, source: Source, width: int | None, unicode: bool, paint: Paint) -> str:
@@ -131,6 +136,7 @@ def _table(report: Report, source: Source, width: int | None, unicode: bool, pai
     keys = [figures.verdict_key(row, gated=gated) for row in rows]
     verdicts = [f"{symbols[key]} {figures.verdict_word(row, gated=gated)}" for key, row in zip(keys, rows, strict=True)]
     fields = [field for field in FIELDS if width is None or field.tier <= max(width, 80)]
+    fields = [f for f in fields if not f.rare or any(f.text(row) != figures.MISSING for row in rows)]
     while True:
         cells = [[field.text(row) for field in fields] for row in rows]
         lines = _lines(fields, cells, verdicts)
@@ -221,8 +227,7 @@ def _recommendations(report: Report) -> str:
 def _gate_line(report: Report, width: int | None, unicode: bool, paint: Paint) -> str:
     symbols = figures.SYMBOLS if unicode else figures.ASCII_SYMBOLS
     if not figures.is_gated(report):
-        headline = figures.headline(report)
-        return _wrap(headline[0].upper() + headline[1:], width, paint("bold"))
+        return _wrap(figures.headline(report), width, paint("bold"))
     key = "pass" if report.gate.passed else "fail"
     line = f"{symbols[key]} Gate {report.gate.name}: {report.gate.summary}"
     return _wrap(line, width, lambda text: paint("bold")(paint(VERDICT_COLOUR[key])(text)), indent="  ")
