@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.units import ordered_map
+from tqtool.units import default_threads, ordered_map
 
 if TYPE_CHECKING:
     from tqtool.codec import CodecSpec, Encoded
@@ -139,20 +140,22 @@ def attend(
     q = np.ascontiguousarray(q, np.float32)
     out = np.empty_like(q)
     state = _state(keys.spec, values.spec)
-    queries = max(1, QUERY_ROWS // group)  # causal rows in blocks: bounds the scratch, skips what none of them sees
+    rows_at_once = max(1, QUERIES // group)
+    shares = min(kv_heads, -(-(default_threads() if threads is None else threads) // batch))  # a thread's heads lie
+    bounds = [kv_heads * i // shares for i in range(shares + 1)]  # side by side: it reads memory in order
 
-    def attend_unit(unit: tuple[int, int, int]) -> None:
-        b, head, first = unit
-        rows = min(queries, q_len - first)
+    def attend_unit(unit: tuple[int, int, int, int]) -> None:
+        b, head, end, first = unit
+        rows = min(rows_at_once, q_len - first)
         seen = max(0, lengths[b] - (q_len - first - rows)) if causal else lengths[b]
         sides = [_packed(side, b) for side in (keys, values)]
-        scratch = np.empty(lib.fa_tq_attend_scratch(state, seen, rows, group), np.float32)
+        scratch = np.empty(lib.fa_tq_attend_scratch(state, end - head, rows, group), np.float32)
         error = lib.fa_tq_attend(
             state,
             *sides,
             seen,
             head,
-            1,
+            end - head,
             _floats(q[b, first:]),
             rows,
             q_heads,
@@ -164,7 +167,12 @@ def attend(
         )
         assert error == 0, error
 
-    units = [(b, h, first) for b in range(batch) for h in range(kv_heads) for first in range(0, q_len, queries)]
+    units = [
+        (b, head, end, first)
+        for b in range(batch)
+        for head, end in pairwise(bounds)
+        for first in range(0, q_len, rows_at_once)
+    ]
     for _ in ordered_map(attend_unit, units, threads=threads):
         pass
     return out
@@ -177,7 +185,7 @@ def scores(q: NDArray[np.float32], keys: Encoded, sequence: int, head: int) -> N
     """
     count, slots = len(q), keys.codes.shape[1]
     state, out = _state(keys.spec, keys.spec), np.empty((count, slots), np.float32)
-    scratch = np.empty(lib.fa_tq_attend_scratch(state, 0, count, 1), np.float32)
+    scratch = np.empty(lib.fa_tq_attend_scratch(state, 1, count, 1), np.float32)
     assert q.shape == (count, keys.spec.dim)
     error = lib.fa_tq_scores(
         state,
@@ -197,7 +205,7 @@ def mix(weights: NDArray[np.float32], values: Encoded, sequence: int, head: int)
     """Return the weighted sums (count, dim) of one head's packed values, weights (count, slots): the other half."""
     count, slots = weights.shape
     state, out = _state(values.spec, values.spec), np.empty((count, values.spec.dim), np.float32)
-    scratch = np.empty(lib.fa_tq_attend_scratch(state, 0, count, 1), np.float32)
+    scratch = np.empty(lib.fa_tq_attend_scratch(state, 1, count, 1), np.float32)
     assert slots == values.codes.shape[1]
     error = lib.fa_tq_mix(
         state,
@@ -213,7 +221,7 @@ def mix(weights: NDArray[np.float32], values: Encoded, sequence: int, head: int)
     return out
 
 
-QUERY_ROWS = 16  # queries that share one pass over the keys
+QUERIES = 16  # of one key-value head that share a pass over the keys and values
 
 
 def _packed(side: Encoded, batch: int) -> Any:

@@ -40,9 +40,16 @@
 #endif
 
 #ifdef __GNUC__
+#define TQ_PREFETCH(address) __builtin_prefetch(address)
 #define TQ_INLINE static inline __attribute__((always_inline))
 #else
+#define TQ_PREFETCH(address) ((void)(address))
 #define TQ_INLINE static inline
+#endif
+#if defined(__GNUC__) && !defined(__clang__)
+#define TQ_UNROLL _Pragma("GCC unroll 8") /* else arrays of registers live in memory below -O3 */
+#else
+#define TQ_UNROLL
 #endif
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(FA_TQ_PLAIN)
 #define TQ_HAVE_AVX2 1
@@ -53,7 +60,6 @@
 #define TQ_MAX_LEVELS 256
 #define TQ_MAX_LANES 8
 #define TQ_CHUNK_FLOATS 4096 /* decoded tokens that attention holds at a time: a third of a first-level cache */
-#define TQ_QUERIES 4         /* queries that share one pass over the values */
 
 static const float tq_zeros[FA_TQ_MAX_DIM] = {0}; /* stands in for the missing rows of the last tile */
 
@@ -96,11 +102,19 @@ TQ_INLINE float tq_element(const void *row, int type, size_t j) {
 
 /* Up to four bytes as a little-endian word, missing ones 0. */
 TQ_INLINE uint32_t tq_word(const uint8_t *bytes, size_t available) {
+    if (available >= 4) /* one load, where the compiler sees it */
+        return bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
     uint32_t word = bytes[0];
     if (available > 1) word |= (uint32_t)bytes[1] << 8;
     if (available > 2) word |= (uint32_t)bytes[2] << 16;
-    if (available > 3) word |= (uint32_t)bytes[3] << 24;
     return word;
+}
+
+TQ_INLINE void tq_put_word(uint8_t *bytes, size_t available, uint32_t word) {
+    bytes[0] = (uint8_t)word;
+    if (available > 1) bytes[1] = (uint8_t)(word >> 8);
+    if (available > 2) bytes[2] = (uint8_t)(word >> 16);
+    if (available > 3) bytes[3] = (uint8_t)(word >> 24);
 }
 
 static uint64_t tq_splitmix64(uint64_t *state) {
@@ -121,6 +135,10 @@ typedef struct {
     float tree[TQ_MAX_LEVELS];         /* the same as a search tree: children of node i are 2i and 2i + 1, root 1 */
     float centroids[TQ_MAX_LEVELS];
     float squares[TQ_MAX_LEVELS]; /* float(c^2) */
+    /* For 1, 2 and 4 bits, whose codes never straddle a half byte: how attention looks up 32 codes at a time. Byte i of
+     * `source` says which packed byte holds the code meant for place i, `low` and `high` mask it out of that byte's
+     * halves, and planes[p] gives byte p of its centroid, for a code shifted to any place within a half byte. */
+    uint8_t source[32], low[32], high[32], planes[4][16];
 } tq_side;
 
 typedef struct tq_kernels tq_kernels;
@@ -144,12 +162,13 @@ struct tq_kernels {
                    size_t stride, size_t count, float *out);
     void (*rotate)(const fa_tq_state *, bool inverse, const float *in, size_t in_stride, size_t count, float *out,
                    size_t out_stride);
-    void (*expand)(const fa_tq_state *, const tq_side *, const uint8_t *packed, float *out);
-    void (*scores)(const fa_tq_state *, const fa_tq_packed *, size_t head, size_t tokens, const float *q_rot,
+    void (*expand)(const fa_tq_state *, const tq_side *, const uint8_t *packed, size_t stride, size_t n, float *out);
+    void (*scores)(const fa_tq_state *, const fa_tq_packed *keys, size_t head, size_t tokens, const float *queries,
                    size_t count, float *scores);
-    double (*softmax)(float *scores, size_t count);
-    void (*mix)(const fa_tq_state *, const fa_tq_packed *, size_t head, size_t tokens, const float *weights,
-                size_t count, float *mixed);
+    void (*mix)(const fa_tq_state *, const fa_tq_packed *values, size_t head, size_t tokens, const float *weights,
+                size_t count, float *totals);
+    void (*attend)(const fa_tq_state *, const fa_tq_packed *keys, const fa_tq_packed *values, size_t tokens,
+                   size_t first_head, size_t heads, size_t rows, size_t group, bool causal, float *queries);
 };
 
 static bool tq_is_prime(int n) {
@@ -204,6 +223,21 @@ static void tq_paley(int order, int8_t *matrix) {
     }
 }
 
+static void tq_set_planes(tq_side *side, int bits) {
+    const int mask = (1 << bits) - 1;
+    for (int i = 0; i < 32; i++) {
+        const int code = i % 16 / 4 * 8 + i / 16 * 4 + i % 4; /* each half register holds alternate groups of four */
+        const int shift = code * bits % 8;
+        side->source[i] = (uint8_t)(code * bits / 8);
+        side->low[i] = (uint8_t)(shift < 4 ? mask << shift : 0);
+        side->high[i] = (uint8_t)(shift < 4 ? 0 : mask << (shift - 4));
+    }
+    for (int plane = 0; plane < 4; plane++)
+        for (int code = 0; code <= mask; code++)
+            for (int shift = 0; shift < 4; shift += bits)
+                side->planes[plane][code << shift] = (uint8_t)(tq_float_bits(side->centroids[code]) >> (8 * plane));
+}
+
 /* Copies the tables; false if they are not ascending, finite and free of the centroid 0. */
 static bool tq_set_side(tq_side *side, const fa_tq_table *table, int dim) {
     if (!table || !table->boundaries || !table->centroids || table->bits < 1 || table->bits > FA_TQ_MAX_BITS ||
@@ -224,6 +258,7 @@ static bool tq_set_side(tq_side *side, const fa_tq_table *table, int dim) {
     for (size_t width = 1; width < levels; width *= 2) /* the tree's level of that width */
         for (size_t node = 0; node < width; node++)
             side->tree[width + node] = side->boundaries[(2 * node + 1) * (levels / (2 * width)) - 1];
+    if (8 % table->bits == 0 && table->bits < 8) tq_set_planes(side, table->bits);
     side->bits = table->bits;
     side->bytes = fa_tq_packed_size(dim, table->bits);
     side->table.bits = table->bits;
@@ -359,7 +394,7 @@ int fa_tq_dequantize_head(const fa_tq_state *state, const uint8_t *packed, const
 
 float fa_tq_score_head(const fa_tq_state *state, const float *q_rot, const uint8_t *packed, const float range[2]) {
     float key[FA_TQ_MAX_DIM], partial[8] = {0};
-    state->kernels->expand(state, &state->side[1], packed, key);
+    state->kernels->expand(state, &state->side[1], packed, 0, 1, key);
     for (size_t j = 0; j < state->dim; j++) partial[j % 8] += q_rot[j] * key[j];
     for (size_t width = 4; width > 0; width /= 2)
         for (size_t i = 0; i < width; i++) partial[i] += partial[i + width];
@@ -370,12 +405,23 @@ void fa_tq_accum_head(const fa_tq_state *state, float weight, const uint8_t *pac
                       double *acc_rot) {
     float value[FA_TQ_MAX_DIM];
     const double factor = (double)weight * (double)range[0];
-    state->kernels->expand(state, &state->side[0], packed, value);
+    state->kernels->expand(state, &state->side[0], packed, 0, 1, value);
     for (size_t j = 0; j < state->dim; j++) acc_rot[j] += factor * (double)value[j];
 }
 
-size_t fa_tq_attend_scratch(const fa_tq_state *state, size_t tokens, size_t rows, size_t group) {
-    return rows * group * (tokens + 2 * state->padded + 1);
+/* Tokens that attention decodes at a time: a multiple of four. */
+static size_t tq_chunk(const fa_tq_state *state) {
+    return TQ_CHUNK_FLOATS / state->padded / 4 * 4;
+}
+
+/* What attention keeps of one query, as floats: [weights of a chunk][rotated query][total][what its roundings lost]
+ * [most, sum, what sum lost]. The total is of exp(score - most) * value. */
+static size_t tq_query_floats(const fa_tq_state *state) {
+    return (tq_chunk(state) + 7) / 8 * 8 + 3 * state->padded + 8;
+}
+
+size_t fa_tq_attend_scratch(const fa_tq_state *state, size_t heads, size_t rows, size_t group) {
+    return heads * rows * group * tq_query_floats(state);
 }
 
 int fa_tq_attend(const fa_tq_state *state, const fa_tq_packed *keys, const fa_tq_packed *values, size_t tokens,
@@ -383,28 +429,32 @@ int fa_tq_attend(const fa_tq_state *state, const fa_tq_packed *keys, const fa_tq
                  float scale, bool causal, float *scratch, float *out) {
     if (!state || !keys || !values || !q || !scratch || !out || group < 1 || (first_head + heads) * group > query_heads)
         return FA_TQ_ERR_ARGUMENT;
-    const tq_kernels *run = state->kernels;
-    const size_t count = rows * group, padded = state->padded, dim = state->dim;
-    float *q_rot = scratch, *mixed = q_rot + count * padded, *shares = mixed + count * padded, *scores = shares + count;
-    for (size_t head = first_head; head < first_head + heads; head++) {
-        memset(q_rot, 0, count * padded * sizeof *q_rot);
-        for (size_t row = 0; row < rows; row++)
-            run->rotate(state, false, q + (row * query_heads + head * group) * dim, dim, group,
-                        q_rot + row * group * padded, padded);
-        for (size_t i = 0; i < count * padded; i++) q_rot[i] *= scale;
-        run->scores(state, keys, head, tokens, q_rot, count, scores);
-        for (size_t i = 0; i < count; i++) {
-            const size_t hidden = causal ? rows - 1 - i / group : 0, seen = tokens > hidden ? tokens - hidden : 0;
-            const double sum = run->softmax(scores + i * tokens, seen);
-            shares[i] = sum > 0.0 ? (float)(1.0 / sum) : 0.0f;
-            for (size_t t = seen; t < tokens; t++) scores[i * tokens + t] = 0.0f;
+    const size_t floats = tq_query_floats(state), padded = state->padded, dim = state->dim;
+    const size_t weights = floats - 8 - 3 * padded;
+    for (size_t head = 0; head < heads; head++) {
+        for (size_t row = 0; row < rows; row++) {
+            float *query = scratch + (head * rows + row) * group * floats;
+            memset(query, 0, group * floats * sizeof *query);
+            state->kernels->rotate(state, false, q + (row * query_heads + (first_head + head) * group) * dim, dim,
+                                   group, query + weights, floats);
+            for (size_t i = 0; i < group; i++) {
+                for (size_t j = 0; j < dim; j++) query[i * floats + weights + j] *= scale;
+                query[(i + 1) * floats - 8] = -HUGE_VALF;
+            }
         }
-        run->mix(state, values, head, tokens, scores, count, mixed);
-        for (size_t i = 0; i < count; i++)
-            for (size_t j = 0; j < padded; j++) mixed[i * padded + j] *= shares[i];
-        for (size_t row = 0; row < rows; row++)
-            run->rotate(state, true, mixed + row * group * padded, padded, group,
-                        out + (row * query_heads + head * group) * dim, dim);
+    }
+    state->kernels->attend(state, keys, values, tokens, first_head, heads, rows, group, causal, scratch);
+    for (size_t head = 0; head < heads; head++) {
+        for (size_t row = 0; row < rows; row++) {
+            float *query = scratch + (head * rows + row) * group * floats;
+            for (size_t i = 0; i < group; i++) {
+                const float sum = query[(i + 1) * floats - 7], share = sum > 0.0f ? 1.0f / sum : 0.0f;
+                float *total = query + i * floats + weights + padded;
+                for (size_t j = 0; j < dim; j++) total[j] *= share;
+            }
+            state->kernels->rotate(state, true, query + weights + padded, floats, group,
+                                   out + (row * query_heads + (first_head + head) * group) * dim, dim);
+        }
     }
     return FA_TQ_OK;
 }
@@ -421,8 +471,9 @@ int fa_tq_scores(const fa_tq_state *state, const fa_tq_packed *keys, size_t toke
 int fa_tq_mix(const fa_tq_state *state, const fa_tq_packed *values, size_t tokens, size_t head, const float *weights,
               size_t count, float *scratch, float *out) {
     if (!state || !values || !weights || !scratch || !out) return FA_TQ_ERR_ARGUMENT;
+    memset(scratch, 0, count * 2 * state->padded * sizeof *scratch);
     state->kernels->mix(state, values, head, tokens, weights, count, scratch);
-    state->kernels->rotate(state, true, scratch, state->padded, count, out, state->dim);
+    state->kernels->rotate(state, true, scratch, 2 * state->padded, count, out, state->dim);
     return FA_TQ_OK;
 }
 
@@ -574,7 +625,7 @@ static fa_tq_packed tq_packed(const fa_tq_cache *cache, int side, size_t layer) 
 
 size_t fa_tq_attention_scratch(const fa_tq_cache *cache, int num_q_heads) {
     if (num_q_heads < 1 || (size_t)num_q_heads % cache->heads != 0) return 0;
-    return fa_tq_attend_scratch(cache->state, cache->slots, 1, (size_t)num_q_heads / cache->heads);
+    return fa_tq_attend_scratch(cache->state, cache->heads, 1, (size_t)num_q_heads / cache->heads);
 }
 
 int fa_tq_attention_step(const fa_tq_state *state, fa_tq_cache *cache, int layer, int pos, const float *q,
@@ -769,32 +820,32 @@ FN_INLINE VF FN(broadcast)(float value) {
     return v + value;
 }
 
-FN_INLINE void FN(widen)(VF v, VD wide[HALVES]) {
+/* From and to memory: halves of registers would have to be moved about. */
+FN_INLINE void FN(widen)(const VF *from, VD wide[HALVES]) {
 #if LANES == 8
-    wide[0] = _mm256_cvtps_pd(_mm256_castps256_ps128(v));
-    wide[1] = _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
+    wide[0] = _mm256_cvtps_pd(_mm_loadu_ps((const float *)from));
+    wide[1] = _mm256_cvtps_pd(_mm_loadu_ps((const float *)from + 4));
 #elif LANES == 4
     for (int i = 0; i < 2; i++) {
-        wide[0][i] = (double)v[i];
-        wide[1][i] = (double)v[i + 2];
+        wide[0][i] = (double)(*from)[i];
+        wide[1][i] = (double)(*from)[i + 2];
     }
 #else
-    wide[0] = (double)v;
+    wide[0] = (double)*from;
 #endif
 }
 
-FN_INLINE VF FN(narrow)(const VD wide[HALVES]) {
+FN_INLINE void FN(narrow)(const VD wide[HALVES], VF *to) {
 #if LANES == 8
-    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(wide[0])), _mm256_cvtpd_ps(wide[1]), 1);
+    _mm_storeu_ps((float *)to, _mm256_cvtpd_ps(wide[0]));
+    _mm_storeu_ps((float *)to + 4, _mm256_cvtpd_ps(wide[1]));
 #elif LANES == 4
-    VF v;
     for (int i = 0; i < 2; i++) {
-        v[i] = (float)wide[0][i];
-        v[i + 2] = (float)wide[1][i];
+        (*to)[i] = (float)wide[0][i];
+        (*to)[i + 2] = (float)wide[1][i];
     }
-    return v;
 #else
-    return (float)wide[0];
+    *to = (float)wide[0];
 #endif
 }
 
@@ -804,17 +855,17 @@ FN_INLINE VF FN(narrow)(const VD wide[HALVES]) {
 /* Transposes the 8 x 8 floats in r. */
 FN_INLINE void FN(transpose)(VF r[8]) {
     VF a[8], b[8];
-    for (int i = 0; i < 8; i += 2) {
+    TQ_UNROLL for (int i = 0; i < 8; i += 2) {
         a[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
         a[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
     }
-    for (int i = 0; i < 8; i += 4) {
+    TQ_UNROLL for (int i = 0; i < 8; i += 4) {
         b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
         b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
         b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
         b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
     }
-    for (int i = 0; i < 4; i++) {
+    TQ_UNROLL for (int i = 0; i < 4; i++) {
         r[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
         r[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
     }
@@ -833,8 +884,10 @@ FN_INLINE void FN(load_tile)(const void *const row[LANES], int type, size_t dim,
     size_t j = 0;
 #if LANES == 8
     for (; j + 8 <= dim; j += 8) {
-        for (int l = 0; l < 8; l++) x[j + (size_t)l] = FN(read_row)(row[l], type, j);
-        FN(transpose)(x + j);
+        VF r[8];
+        TQ_UNROLL for (size_t l = 0; l < 8; l++) r[l] = FN(read_row)(row[l], type, j);
+        FN(transpose)(r);
+        TQ_UNROLL for (size_t i = 0; i < 8; i++) x[j + i] = r[i];
     }
 #endif
     for (; j < dim; j++)
@@ -846,13 +899,43 @@ FN_INLINE void FN(store_tile)(const VF *x, size_t dim, float *out, size_t stride
 #if LANES == 8
     for (; j + 8 <= dim; j += 8) {
         VF r[8];
-        for (size_t i = 0; i < 8; i++) r[i] = x[j + i];
+        TQ_UNROLL for (size_t i = 0; i < 8; i++) r[i] = x[j + i];
         FN(transpose)(r);
-        for (size_t l = 0; l < count; l++) FN(write)(out + l * stride + j, r[l]);
+        TQ_UNROLL for (size_t l = 0; l < 8; l++)
+            if (l < count) FN(write)(out + l * stride + j, r[l]);
     }
 #endif
     for (; j < dim; j++)
         for (size_t l = 0; l < count; l++) out[l * stride + j] = LANE(x[j], l);
+}
+
+/* words[w] = 32-bit word w of each lane's packed row; rows of `bytes` bytes, the last word filled up with zeros. */
+FN_INLINE void FN(load_words)(const uint8_t *codes, size_t bytes, size_t count, VU *words) {
+    size_t w = 0;
+#if LANES == 8
+    for (; 4 * w + 32 <= bytes && count == 8; w += 8) {
+        VF r[8];
+        TQ_UNROLL for (size_t l = 0; l < 8; l++) memcpy(&r[l], codes + l * bytes + 4 * w, 32);
+        FN(transpose)(r);
+        TQ_UNROLL for (size_t i = 0; i < 8; i++) words[w + i] = BITS_OF(r[i]);
+    }
+#endif
+    for (; 4 * w < bytes; w++)
+        for (size_t l = 0; l < count; l++) LANE(words[w], l) = tq_word(codes + l * bytes + 4 * w, bytes - 4 * w);
+}
+
+FN_INLINE void FN(store_words)(const VU *words, size_t bytes, size_t count, uint8_t *codes) {
+    size_t w = 0;
+#if LANES == 8
+    for (; 4 * w + 32 <= bytes && count == 8; w += 8) {
+        VF r[8];
+        TQ_UNROLL for (size_t i = 0; i < 8; i++) r[i] = FLOATS_OF(words[w + i]);
+        FN(transpose)(r);
+        TQ_UNROLL for (size_t l = 0; l < 8; l++) memcpy(codes + l * bytes + 4 * w, &r[l], 32);
+    }
+#endif
+    for (; 4 * w < bytes; w++)
+        for (size_t l = 0; l < count; l++) tq_put_word(codes + l * bytes + 4 * w, bytes - 4 * w, LANE(words[w], l));
 }
 
 /* Norms of the lanes; 0, or the error of the first of `count` lanes that is refused, with its number in *lane. */
@@ -860,7 +943,7 @@ FN_INLINE int FN(tile_norms)(const VF *x, size_t dim, size_t count, double norms
     VD zero = {0}, sum[HALVES], wide[HALVES];
     for (int h = 0; h < HALVES; h++) sum[h] = zero;
     for (size_t j = 0; j < dim; j++) {
-        FN(widen)(x[j], wide);
+        FN(widen)(x + j, wide);
         for (int h = 0; h < HALVES; h++) sum[h] += wide[h] * wide[h];
     }
     memcpy(norms, sum, sizeof sum);
@@ -882,9 +965,9 @@ FN_INLINE void FN(scale_tile)(const fa_tq_state *s, VF *x, const double factors[
     for (int h = 0; h < HALVES; h++) signed_factors[1][h] = -signed_factors[0][h];
     for (size_t j = 0; j < s->dim; j++) {
         const VD *factor = signed_factors[s->signs[j / 64] >> (j % 64) & 1];
-        FN(widen)(x[j], wide);
+        FN(widen)(x + j, wide);
         for (int h = 0; h < HALVES; h++) wide[h] *= factor[h];
-        x[j] = FN(narrow)(wide);
+        FN(narrow)(wide, x + j);
     }
 }
 
@@ -948,10 +1031,11 @@ FN_INLINE void FN(across_runs)(const fa_tq_state *s, bool transpose, const VF *x
                 signs[i][a] = (float)s->matrix[transpose ? i * order + k + a : (k + a) * order + i];
         for (size_t r = 0; r < run; r++) {
             VF sum[4];
-            for (int a = 0; a < 4; a++) sum[a] = x[r] * signs[0][a];
-            for (size_t i = 1; i < order; i++)
-                for (int a = 0; a < 4; a++) sum[a] += x[i * run + r] * signs[i][a];
-            for (size_t a = 0; a < 4; a++) y[(k + a) * run + r] = sum[a];
+            TQ_UNROLL for (int a = 0; a < 4; a++) sum[a] = x[r] * signs[0][a];
+            for (size_t i = 1; i < order; i++) {
+                TQ_UNROLL for (int a = 0; a < 4; a++) sum[a] += x[i * run + r] * signs[i][a];
+            }
+            TQ_UNROLL for (size_t a = 0; a < 4; a++) y[(k + a) * run + r] = sum[a];
         }
     }
 }
@@ -1038,26 +1122,33 @@ FN_INLINE void FN(quantize_tile)(const tq_side *t, const VF *y, size_t dim, VU *
     const VF centroids_lo = FN(read)(t->centroids), centroids_hi = FN(read)(t->centroids + 8);
     const VF levels[4] = {FN(broadcast)(t->tree[1]), FN(read)(t->tree + 2), FN(read)(t->tree + 4),
                           FN(read)(t->tree + 8)};
-    VD zero = {0}, wide[HALVES], wide_y[HALVES];
+    const VD zero = {0};
+    VD wide[HALVES], wide_y[HALVES];
     VU word = {0};
     int used = 0; /* bits of word */
     for (int h = 0; h < HALVES; h++) energy[h] = product[h] = zero;
-    for (size_t j = 0; j < dim; j++) {
-        const VU index = FN(search)(t, levels, y[j], bits);
-        FN(widen)(FN(lookup)(t->squares, squares_lo, squares_hi, index, bits), wide);
-        for (int h = 0; h < HALVES; h++) energy[h] += wide[h];
-        if (products) {
-            FN(widen)(FN(lookup)(t->centroids, centroids_lo, centroids_hi, index, bits), wide);
-            FN(widen)(y[j], wide_y);
-            for (int h = 0; h < HALVES; h++) product[h] += wide_y[h] * wide[h];
+    for (size_t j = 0; j < dim; j += 4) { /* every length is a multiple of four */
+        VU four = {0};
+        TQ_UNROLL for (int i = 0; i < 4; i++, y++) {
+            const VU index = FN(search)(t, levels, *y, bits);
+            VF found = FN(lookup)(t->squares, squares_lo, squares_hi, index, bits);
+            FN(widen)(&found, wide);
+            for (int h = 0; h < HALVES; h++) energy[h] += wide[h];
+            if (products) {
+                found = FN(lookup)(t->centroids, centroids_lo, centroids_hi, index, bits);
+                FN(widen)(&found, wide);
+                FN(widen)(y, wide_y);
+                for (int h = 0; h < HALVES; h++) product[h] += wide_y[h] * wide[h];
+            }
+            four |= index << (i * bits);
         }
-        word |= index << used;
-        used += bits;
+        word |= four << used;
+        used += 4 * bits;
         if (used >= 32) {
             *words++ = word;
             used -= 32;
-            word = index >> (bits - used);
-            if (used == 0) word ^= word;
+            if (used > 0) word = four >> (4 * bits - used);
+            else word ^= word;
         }
     }
     *words = word;
@@ -1117,10 +1208,8 @@ static TQ_TARGET int FN(encode)(const fa_tq_state *s, const tq_side *t, const vo
             if (bf16) ((uint16_t *)scales)[at] = tq_to_bf16(scale);
             else ((float *)scales)[at] = scale;
             if (norms) norms[at] = (float)norm[l];
-            uint8_t *packed = codes + (first + l) * t->bytes;
-            for (size_t byte = 0; byte < t->bytes; byte++)
-                packed[byte] = (uint8_t)(LANE(words[byte / 4], l) >> (8 * (byte % 4)));
         }
+        FN(store_words)(words, t->bytes, n, codes + first * t->bytes);
     }
     return FA_TQ_OK;
 }
@@ -1145,15 +1234,16 @@ FN_INLINE void FN(unpack_tile)(const tq_side *t, const VU *words, size_t dim, VF
     const VF lo = FN(read)(t->centroids), hi = FN(read)(t->centroids + 8);
     const uint32_t mask = (1u << bits) - 1;
     int used = 0;
-    for (size_t j = 0; j < dim; j++) {
-        VU index = words[0] >> used;
-        used += bits;
+    for (size_t j = 0; j < dim; j += 4) {
+        VU four = words[0] >> used;
+        used += 4 * bits;
         if (used >= 32) {
             words++;
             used -= 32;
-            if (used > 0) index |= words[0] << (bits - used);
+            if (used > 0) four |= words[0] << (4 * bits - used);
         }
-        x[j] = FN(lookup)(t->centroids, lo, hi, index & mask, bits);
+        TQ_UNROLL for (int i = 0; i < 4; i++, x++)
+            *x = FN(lookup)(t->centroids, lo, hi, four >> (i * bits) & mask, bits);
     }
 }
 
@@ -1165,12 +1255,9 @@ static TQ_TARGET void FN(decode)(const fa_tq_state *s, const tq_side *t, const u
     for (size_t first = 0; first < count; first += LANES) {
         const size_t n = count - first < LANES ? count - first : LANES;
         double factors[LANES] = {0};
-        for (size_t l = 0; l < n; l++) {
-            const uint8_t *packed = codes + (first + l) * t->bytes;
-            for (size_t byte = 0; byte < t->bytes; byte += 4)
-                LANE(words[byte / 4], l) = tq_word(packed + byte, t->bytes - byte);
+        for (size_t l = 0; l < n; l++)
             factors[l] = (double)tq_scale_at(scales, bf16, (first + l) * stride) / s->root;
-        }
+        FN(load_words)(codes + first * t->bytes, t->bytes, n, words);
         if (t->bits == 2) FN(unpack_tile)(t, words, s->dim, x, 2);
         else if (t->bits == 3) FN(unpack_tile)(t, words, s->dim, x, 3);
         else if (t->bits == 4) FN(unpack_tile)(t, words, s->dim, x, 4);
@@ -1183,83 +1270,121 @@ static TQ_TARGET void FN(decode)(const fa_tq_state *s, const tq_side *t, const u
 
 /* ---- attention: here a lane is a coordinate ---- */
 
-/* The centroids of one packed vector; out holds s->padded floats, of which those past dim are arbitrary. */
-FN_INLINE void FN(expand_bits)(const fa_tq_state *s, const tq_side *t, const uint8_t *packed, float *out, int bits) {
 #if LANES == 8
-    if (bits <= 4) {
-        const VF lo = FN(read)(t->centroids), hi = FN(read)(t->centroids + 8);
-        const uint32_t mask = (1u << bits) - 1, b = (uint32_t)bits;
-        const VU shifts = {0, b, 2 * b, 3 * b, 4 * b, 5 * b, 6 * b, 7 * b};
-        for (size_t j = 0, byte = 0; j < s->padded; j += 8, byte += (size_t)bits) {
-            const VU word = {0};
-            const VU index = (VU)_mm256_srlv_epi32((__m256i)(word + tq_word(packed + byte, t->bytes - byte)),
-                                                   (__m256i)shifts) & mask;
-            FN(write)(out + j, FN(lookup)(t->centroids, lo, hi, index, bits));
-        }
-        return;
+/* 32 codes of 1, 2 or 4 bits as four registers of centroids: byte by byte, then woven together. */
+FN_INLINE void FN(expand_32)(const tq_side *t, const uint8_t *packed, VF out[4], int bits) {
+    uint64_t word = 0;
+    __m256i bytes;
+    if (bits == 4) {
+        bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)packed));
+    } else {
+        memcpy(&word, packed, (size_t)bits * 4);
+        bytes = _mm256_set1_epi64x((long long)word);
     }
+    bytes = _mm256_shuffle_epi8(bytes, _mm256_loadu_si256((const __m256i *)(const void *)t->source));
+    const __m256i low = _mm256_and_si256(bytes, _mm256_loadu_si256((const __m256i *)(const void *)t->low));
+    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4),
+                                          _mm256_loadu_si256((const __m256i *)(const void *)t->high));
+    const __m256i index = _mm256_or_si256(low, high);
+    __m256i p[4];
+    TQ_UNROLL for (int i = 0; i < 4; i++) {
+        const __m128i plane = _mm_loadu_si128((const __m128i *)(const void *)t->planes[i]);
+        p[i] = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(plane), index);
+    }
+    const __m256i a = _mm256_unpacklo_epi8(p[0], p[1]), b = _mm256_unpackhi_epi8(p[0], p[1]);
+    const __m256i c = _mm256_unpacklo_epi8(p[2], p[3]), d = _mm256_unpackhi_epi8(p[2], p[3]);
+    out[0] = (VF)_mm256_unpacklo_epi16(a, c);
+    out[1] = (VF)_mm256_unpackhi_epi16(a, c);
+    out[2] = (VF)_mm256_unpacklo_epi16(b, d);
+    out[3] = (VF)_mm256_unpackhi_epi16(b, d);
+}
 #endif
+
+/* The centroids of n packed vectors, each padded to s->padded floats; what lies past dim is arbitrary but finite. */
+FN_INLINE void FN(expand_bits)(const fa_tq_state *s, const tq_side *t, const uint8_t *packed, size_t stride, size_t n,
+                               float *out, int bits) {
     const uint32_t mask = (1u << bits) - 1;
-    for (size_t j = 0; j < s->dim; j++) {
-        const size_t at = j * (size_t)bits;
-        out[j] = t->centroids[tq_word(packed + at / 8, t->bytes - at / 8) >> (at % 8) & mask];
-    }
-    for (size_t j = s->dim; j < s->padded; j++) out[j] = 0.0f;
-}
-
-static TQ_TARGET void FN(expand)(const fa_tq_state *s, const tq_side *t, const uint8_t *packed, float *out) {
-    if (t->bits == 2) FN(expand_bits)(s, t, packed, out, 2);
-    else if (t->bits == 3) FN(expand_bits)(s, t, packed, out, 3);
-    else if (t->bits == 4) FN(expand_bits)(s, t, packed, out, 4);
-    else FN(expand_bits)(s, t, packed, out, t->bits);
-}
-
-FN_INLINE float FN(lane_sum)(VF v) {
-    float sum = 0.0f;
-    for (int l = 0; l < LANES; l++) sum += LANE(v, l);
-    return sum;
-}
-
-/* Tokens that fit the stack buffer: a multiple of four. */
-FN_INLINE size_t FN(chunk)(const fa_tq_state *s) {
-    return TQ_CHUNK_FLOATS / s->padded / 4 * 4;
-}
-
-static TQ_TARGET void FN(scores)(const fa_tq_state *s, const fa_tq_packed *keys, size_t head, size_t tokens,
-                                 const float *q_rot, size_t count, float *scores) {
-    float rows[TQ_CHUNK_FLOATS], scales[TQ_CHUNK_FLOATS / FA_TQ_MIN_DIM];
-    const size_t chunk = FN(chunk)(s), padded = s->padded;
-    memset(rows, 0, sizeof rows);
-    for (size_t first = 0; first < tokens; first += chunk) {
-        const size_t n = tokens - first < chunk ? tokens - first : chunk;
-        for (size_t i = 0; i < n; i++) {
-            const size_t token = first + i;
-            FN(expand)(s, &s->side[1],
-                       keys->codes + token * keys->code_token_stride + head * keys->code_head_stride,
-                       rows + i * padded);
-            scales[i] = tq_scale_at(keys->scales, keys->bf16,
-                                    token * keys->scale_token_stride + head * keys->scale_head_stride);
-        }
-        for (size_t query = 0; query < count; query++) {
-            const float *q = q_rot + query * padded;
-            float *own = scores + query * tokens + first;
-            for (size_t i = 0; i < n; i += 4) {
-                const float *k = rows + i * padded;
-                VF sum[4];
-                for (int a = 0; a < 4; a++) sum[a] = FN(broadcast)(0.0f);
-                for (size_t j = 0; j < padded; j += LANES)
-                    for (size_t a = 0; a < 4; a++) sum[a] += FN(read)(q + j) * FN(read)(k + a * padded + j);
-                for (size_t a = 0; a < 4 && i + a < n; a++) own[i + a] = FN(lane_sum)(sum[a]) * scales[i + a];
+    for (size_t i = 0; i < n; i++, packed += stride, out += s->padded) {
+        size_t j = 0, byte = 0;
+#if LANES == 8
+        if (bits <= 2 || bits == 4) {
+            for (; j + 32 <= s->padded; j += 32, byte += 4 * (size_t)bits) {
+                VF four[4];
+                FN(expand_32)(t, packed + byte, four, bits);
+                TQ_UNROLL for (size_t k = 0; k < 4; k++) FN(write)(out + j + 8 * k, four[k]);
             }
         }
+        if (bits <= 4) {
+            const VF lo = FN(read)(t->centroids), hi = FN(read)(t->centroids + 8);
+            const uint32_t b = (uint32_t)bits;
+            const VU shifts = {0, b, 2 * b, 3 * b, 4 * b, 5 * b, 6 * b, 7 * b}, none = {0};
+            for (; j < s->padded; j += 8, byte += b) {
+                uint32_t word;
+                if (byte + 4 <= t->bytes) memcpy(&word, packed + byte, 4);
+                else word = tq_word(packed + byte, t->bytes - byte);
+                const VU index = (VU)_mm256_srlv_epi32((__m256i)(none + word), (__m256i)shifts) & mask;
+                FN(write)(out + j, FN(lookup)(t->centroids, lo, hi, index, bits));
+            }
+        }
+#endif
+        for (; j < s->dim; j++) {
+            byte = j * (size_t)bits / 8;
+            out[j] = t->centroids[tq_word(packed + byte, t->bytes - byte) >> (j * (size_t)bits % 8) & mask];
+        }
+        for (; j < s->padded; j++) out[j] = 0.0f;
     }
+}
+
+static TQ_TARGET void FN(expand)(const fa_tq_state *s, const tq_side *t, const uint8_t *packed, size_t stride,
+                                 size_t n, float *out) {
+    if (t->bits == 2) FN(expand_bits)(s, t, packed, stride, n, out, 2);
+    else if (t->bits == 3) FN(expand_bits)(s, t, packed, stride, n, out, 3);
+    else if (t->bits == 4) FN(expand_bits)(s, t, packed, stride, n, out, 4);
+    else FN(expand_bits)(s, t, packed, stride, n, out, t->bits);
+}
+
+/* Centroids and scales of n tokens of one head. Tokens lie a stride apart, which processors do not fetch ahead by
+ * themselves: the next chunk is asked for here. */
+FN_INLINE void FN(expand_chunk)(const fa_tq_state *s, const tq_side *t, const fa_tq_packed *packed, size_t head,
+                                size_t first, size_t n, size_t tokens, float *rows, float *scales) {
+    const uint8_t *codes = packed->codes + first * packed->code_token_stride + head * packed->code_head_stride;
+    const size_t chunk = tq_chunk(s);
+    for (size_t i = 0; i < n; i++) {
+        const size_t scale = (first + i) * packed->scale_token_stride + head * packed->scale_head_stride;
+        if (first + i + chunk < tokens) {
+            for (size_t byte = 0; byte < t->bytes; byte += 64)
+                TQ_PREFETCH(codes + (i + chunk) * packed->code_token_stride + byte);
+            TQ_PREFETCH((const uint8_t *)packed->scales +
+                        (scale + chunk * packed->scale_token_stride) * (packed->bf16 ? 2 : 4));
+        }
+        scales[i] = tq_scale_at(packed->scales, packed->bf16, scale);
+    }
+    FN(expand)(s, t, codes, packed->code_token_stride, n, rows);
+}
+
+/* Products of q with four rows. */
+FN_INLINE void FN(four_products)(const float *q, const float *rows, size_t padded, float products[4]) {
+    VF sum[4];
+    TQ_UNROLL for (int a = 0; a < 4; a++) sum[a] = FN(broadcast)(0.0f);
+    for (size_t j = 0; j < padded; j += LANES) {
+        TQ_UNROLL for (size_t a = 0; a < 4; a++) sum[a] += FN(read)(q + j) * FN(read)(rows + a * padded + j);
+    }
+#if LANES == 8
+    const VF pairs = _mm256_hadd_ps(_mm256_hadd_ps(sum[0], sum[1]), _mm256_hadd_ps(sum[2], sum[3]));
+    _mm_storeu_ps(products, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+#else
+    for (int a = 0; a < 4; a++) {
+        products[a] = LANE(sum[a], 0);
+        for (int l = 1; l < LANES; l++) products[a] += LANE(sum[a], l);
+    }
+#endif
 }
 
 /* e^x for x <= 0, within two units in the last place; 0 below -87. */
 FN_INLINE VF FN(exponential)(VF x) {
     const VF magic = FN(broadcast)(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     const VF shifted = x * 1.44269504f + magic, n = shifted - magic;
-    const VF r = x - n * 0.693359375f - n * -2.12194440e-4f; /* ln 2 in two parts */
+    const VF r = x - n * 0.693145752f - n * 1.42860677e-6f; /* ln 2 in two parts */
     VF p = FN(broadcast)(1.0f / 5040.0f);
     p = p * r + 1.0f / 720.0f;
     p = p * r + 1.0f / 120.0f;
@@ -1271,54 +1396,121 @@ FN_INLINE VF FN(exponential)(VF x) {
     return FLOATS_OF((BITS_OF(p) + (BITS_OF(shifted) << 23)) & AT_LEAST(x, FN(broadcast)(-87.0f)));
 }
 
-/* Turns scores into weights exp(score - most), in place; returns their sum. */
-static TQ_TARGET double FN(softmax)(float *scores, size_t count) {
-    float most = -HUGE_VALF;
-    for (size_t i = 0; i < count; i++) most = scores[i] > most ? scores[i] : most;
-    double sum = 0.0;
-    for (size_t i = 0; i < count; i += LANES) {
-        const size_t n = count - i < LANES ? count - i : LANES;
-        float part[LANES];
-        for (size_t l = 0; l < LANES; l++) part[l] = l < n ? scores[i + l] : most;
-        FN(write)(part, FN(exponential)(FN(read)(part) - most));
-        for (size_t l = 0; l < n; l++) {
-            scores[i + l] = part[l];
-            sum += (double)part[l];
-        }
-    }
-    return sum;
+/* total += part, with what the rounding loses carried along (Kahan). */
+FN_INLINE void FN(add_carefully)(VF part, float *total, float *lost) {
+    const VF before = FN(read)(total), corrected = part - FN(read)(lost), after = before + corrected;
+    FN(write)(lost, (after - before) - corrected);
+    FN(write)(total, after);
 }
 
-static TQ_TARGET void FN(mix)(const fa_tq_state *s, const fa_tq_packed *values, size_t head, size_t tokens,
-                              const float *weights, size_t count, float *mixed) {
-    float rows[TQ_CHUNK_FLOATS], scales[TQ_CHUNK_FLOATS / FA_TQ_MIN_DIM], w[TQ_CHUNK_FLOATS / FA_TQ_MIN_DIM];
-    double total[TQ_QUERIES][FA_TQ_MAX_DIM];
-    const size_t chunk = FN(chunk)(s), padded = s->padded;
-    for (size_t block = 0; block < count; block += TQ_QUERIES) {
-        const size_t queries = count - block < TQ_QUERIES ? count - block : TQ_QUERIES;
-        memset(total, 0, sizeof total);
-        for (size_t first = 0; first < tokens; first += chunk) {
-            const size_t n = tokens - first < chunk ? tokens - first : chunk;
-            for (size_t i = 0; i < n; i++) {
-                const size_t token = first + i;
-                FN(expand)(s, &s->side[0],
-                           values->codes + token * values->code_token_stride + head * values->code_head_stride,
-                           rows + i * padded);
-                scales[i] = tq_scale_at(values->scales, values->bf16,
-                                        token * values->scale_token_stride + head * values->scale_head_stride);
-            }
-            for (size_t query = 0; query < queries; query++) {
-                const float *own = weights + (block + query) * tokens + first;
-                for (size_t i = 0; i < n; i++) w[i] = own[i] * scales[i];
-                for (size_t j = 0; j < padded; j += LANES) {
-                    VF sum = FN(broadcast)(0.0f);
-                    for (size_t i = 0; i < n; i++) sum += FN(read)(rows + i * padded + j) * w[i];
-                    for (size_t l = 0; l < LANES; l++) total[query][j + l] += (double)LANE(sum, l);
-                }
+/* Scores of n tokens become weights exp(score - most); a new maximum shrinks what was added up before. */
+FN_INLINE void FN(weigh)(float *weights, size_t n, float *query, size_t padded) {
+    float *total = query + padded, *end = query + 3 * padded; /* most, sum, lost */
+    float most = end[0];
+    for (size_t i = 0; i < n; i++) most = weights[i] > most ? weights[i] : most;
+    if (most > end[0]) {
+        const float shrink = expf(end[0] - most);
+        for (size_t j = 0; j < 2 * padded; j++) total[j] *= shrink;
+        end[1] *= shrink;
+        end[2] *= shrink;
+        end[0] = most;
+    }
+    for (size_t i = n; i % 8 != 0; i++) weights[i] = most - 100.0f; /* fill up the last register */
+    VF sum = FN(broadcast)(0.0f);
+    for (size_t i = 0; i < n; i += LANES) {
+        const VF w = FN(exponential)(FN(read)(weights + i) - most);
+        FN(write)(weights + i, w);
+        sum += w;
+    }
+    float part = 0.0f;
+    for (int l = 0; l < LANES; l++) part += LANE(sum, l);
+    const float corrected = part - end[2], after = end[1] + corrected;
+    end[2] = (after - end[1]) - corrected;
+    end[1] = after;
+}
+
+/* total += sum of w[i] * row i. */
+FN_INLINE void FN(add_rows)(const float *w, const float *rows, size_t n, float *total, size_t padded) {
+    float *lost = total + padded;
+    size_t j = 0;
+    for (; j + 4 * LANES <= padded; j += 4 * LANES) {
+        VF part[4];
+        TQ_UNROLL for (int a = 0; a < 4; a++) part[a] = FN(broadcast)(0.0f);
+        for (size_t i = 0; i < n; i++) {
+            TQ_UNROLL for (size_t a = 0; a < 4; a++) part[a] += FN(read)(rows + i * padded + j + a * LANES) * w[i];
+        }
+        TQ_UNROLL for (size_t a = 0; a < 4; a++)
+            FN(add_carefully)(part[a], total + j + a * LANES, lost + j + a * LANES);
+    }
+    for (; j < padded; j += LANES) {
+        VF part = FN(broadcast)(0.0f);
+        for (size_t i = 0; i < n; i++) part += FN(read)(rows + i * padded + j) * w[i];
+        FN(add_carefully)(part, total + j, lost + j);
+    }
+}
+
+static TQ_TARGET void FN(scores)(const fa_tq_state *s, const fa_tq_packed *keys, size_t head, size_t tokens,
+                                 const float *queries, size_t count, float *scores) {
+    float decoded[TQ_CHUNK_FLOATS], scales[TQ_CHUNK_FLOATS / FA_TQ_MIN_DIM], four[4];
+    const size_t chunk = tq_chunk(s), padded = s->padded;
+    memset(decoded, 0, sizeof decoded);
+    for (size_t first = 0; first < tokens; first += chunk) {
+        const size_t n = tokens - first < chunk ? tokens - first : chunk;
+        FN(expand_chunk)(s, &s->side[1], keys, head, first, n, tokens, decoded, scales);
+        for (size_t i = 0; i < count; i++) {
+            for (size_t t = 0; t < n; t++) {
+                if (t % 4 == 0) FN(four_products)(queries + i * padded, decoded + t * padded, padded, four);
+                scores[i * tokens + first + t] = four[t % 4] * scales[t];
             }
         }
-        for (size_t query = 0; query < queries; query++)
-            for (size_t j = 0; j < padded; j++) mixed[(block + query) * padded + j] = (float)total[query][j];
+    }
+}
+
+/* totals: of each query, its sum and what the roundings lost. */
+static TQ_TARGET void FN(mix)(const fa_tq_state *s, const fa_tq_packed *values, size_t head, size_t tokens,
+                              const float *weights, size_t count, float *totals) {
+    float decoded[TQ_CHUNK_FLOATS], scales[TQ_CHUNK_FLOATS / FA_TQ_MIN_DIM], w[TQ_CHUNK_FLOATS / FA_TQ_MIN_DIM];
+    const size_t chunk = tq_chunk(s), padded = s->padded;
+    for (size_t first = 0; first < tokens; first += chunk) {
+        const size_t n = tokens - first < chunk ? tokens - first : chunk;
+        FN(expand_chunk)(s, &s->side[0], values, head, first, n, tokens, decoded, scales);
+        for (size_t i = 0; i < count; i++) {
+            for (size_t t = 0; t < n; t++) w[t] = weights[i * tokens + first + t] * scales[t];
+            FN(add_rows)(w, decoded, n, totals + 2 * i * padded, padded);
+        }
+    }
+}
+
+/* One pass over the tokens, chunk by chunk and head by head within a chunk, as they lie in memory. */
+static TQ_TARGET void FN(attend)(const fa_tq_state *s, const fa_tq_packed *keys, const fa_tq_packed *values,
+                                 size_t tokens, size_t first_head, size_t heads, size_t rows, size_t group,
+                                 bool causal, float *queries) {
+    float decoded[TQ_CHUNK_FLOATS], scales[TQ_CHUNK_FLOATS / FA_TQ_MIN_DIM];
+    const size_t chunk = tq_chunk(s), padded = s->padded, floats = tq_query_floats(s), count = rows * group;
+    const size_t weights = floats - 8 - 3 * padded;
+    memset(decoded, 0, sizeof decoded);
+    for (size_t first = 0; first < tokens; first += chunk) {
+        const size_t n = tokens - first < chunk ? tokens - first : chunk;
+        for (size_t head = 0; head < heads; head++) {
+            float *own = queries + head * count * floats;
+            FN(expand_chunk)(s, &s->side[1], keys, first_head + head, first, n, tokens, decoded, scales);
+            for (size_t i = 0; i < count; i++) {
+                float *w = own + i * floats;
+                const size_t hidden = causal ? rows - 1 - i / group : 0, end = tokens > hidden ? tokens - hidden : 0;
+                const size_t seen = end <= first ? 0 : end - first < n ? end - first : n;
+                for (size_t t = 0; t < seen; t += 4) FN(four_products)(w + weights, decoded + t * padded, padded, w + t);
+                for (size_t t = 0; t < seen; t++) w[t] *= scales[t];
+                if (seen > 0) FN(weigh)(w, seen, w + weights, padded);
+            }
+            FN(expand_chunk)(s, &s->side[0], values, first_head + head, first, n, tokens, decoded, scales);
+            for (size_t i = 0; i < count; i++) {
+                float *w = own + i * floats;
+                const size_t hidden = causal ? rows - 1 - i / group : 0, end = tokens > hidden ? tokens - hidden : 0;
+                const size_t seen = end <= first ? 0 : end - first < n ? end - first : n;
+                for (size_t t = 0; t < seen; t++) w[t] *= scales[t];
+                FN(add_rows)(w, decoded, seen, w + weights + padded, padded);
+            }
+        }
     }
 }
 
@@ -1328,7 +1520,7 @@ static const tq_kernels FN(kernels_table) = {
 #else
     "plain",
 #endif
-    FN(norms), FN(encode), FN(decode), FN(rotate), FN(expand), FN(scores), FN(softmax), FN(mix)};
+    FN(norms),  FN(encode), FN(decode), FN(rotate), FN(expand), FN(scores), FN(mix), FN(attend)};
 
 #undef VF
 #undef VU

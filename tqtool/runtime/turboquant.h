@@ -125,14 +125,15 @@ int fa_tq_decode(const fa_tq_state *state, bool is_key, const uint8_t *codes, co
  * q, out: [rows][query_heads][head_dim]; `group` query heads share a key-value head: query head h reads h / group.
  * With `causal` the rows are the newest `rows` tokens: row i sees the first tokens - rows + 1 + i. A row that sees
  * nothing gives zeros. scale multiplies the products (usually 1 / sqrt(head_dim)).
- * scratch: fa_tq_attend_scratch(state, tokens, rows, group) floats, one area per thread. */
+ * scratch: fa_tq_attend_scratch(state, heads, rows, group) floats, one area per thread. */
 int fa_tq_attend(const fa_tq_state *state, const fa_tq_packed *keys, const fa_tq_packed *values, size_t tokens,
                  size_t first_head, size_t heads, const float *q, size_t rows, size_t query_heads, size_t group,
                  float scale, bool causal, float *scratch, float *out);
-size_t fa_tq_attend_scratch(const fa_tq_state *state, size_t tokens, size_t rows, size_t group);
+size_t fa_tq_attend_scratch(const fa_tq_state *state, size_t heads, size_t rows, size_t group);
 
 /* Its two halves for one key-value head, for callers with a softmax of their own (masks, soft-cap, tokens kept apart).
- * q, out: [count][head_dim], not rotated; scores, weights: [count][tokens]. scratch as for attend, with no tokens. */
+ * q, out: [count][head_dim], not rotated; scores, weights: [count][tokens]. scratch: fa_tq_attend_scratch(state, 1,
+ * count, 1) floats. */
 int fa_tq_scores(const fa_tq_state *state, const fa_tq_packed *keys, size_t tokens, size_t head, const float *q,
                  size_t count, float *scratch, float *scores);
 int fa_tq_mix(const fa_tq_state *state, const fa_tq_packed *values, size_t tokens, size_t head, const float *weights,
