@@ -153,7 +153,8 @@ def softmax(scores: Array) -> Array:
     if scores.shape[-1] == 0:
         return scores.copy()
     top = scores.max(axis=-1, keepdims=True)
-    weights: Array = np.exp(scores - np.where(top == -np.inf, 0, top))
+    weights: Array = scores - np.where(top == -np.inf, scores.dtype.type(0), top)
+    np.exp(weights, out=weights)
     total = weights.sum(axis=-1, keepdims=True)
     weights /= np.where(total == 0, 1, total)
     return weights
@@ -221,9 +222,11 @@ def _attend(q: Array, k: Array, v: Array, mask: Array | None, config: AttentionC
         _check_mask(mask, (batch, heads, q_len, kv_len))
     out = np.empty((batch, q_len, heads, v.shape[3]), np.result_type(q, k, v, np.float32))
     for part in query_blocks(q_len, batch * heads * kv_len):
-        seen = None if mask is None else mask[:, :, part]
-        raw = scores(q[:, part], k, config, mask=seen, start=kv_len - q_len + part.start)
-        out[:, part] = mix(softmax(raw), v)
+        first = kv_len - q_len + part.start
+        end = max(0, first + part.stop - part.start) if config.causal else kv_len  # later keys are hidden anyway
+        seen = None if mask is None else mask[:, :, part, :end]
+        raw = scores(q[:, part], k[:, :end], config, mask=seen, start=first)
+        out[:, part] = mix(softmax(raw), v[:, :end])
     return out
 
 
