@@ -54,8 +54,8 @@ def report_from_json(text: str, path: str = "report") -> Report:
 def rounded(part: T) -> T:
     """Return the report, or a part of it, with every float to DIGITS significant digits.
 
-    For means of single heads, which are half of a report: the digits left out are far below their spread, and would
-    be a third of that half.
+    For metrics: the digits left out are far below any interval, and would be a quarter of a report. Bytes and bits
+    are left as they are: they are exact.
     """
     return mapped(part, float, lambda value: float(f"{value:.{DIGITS}g}"))
 

@@ -159,7 +159,7 @@ def validate(
         inputs=tuple(inputs),
         params=params,
         sources=tuple(sources),
-        rows=tuple(rows),
+        rows=tuple(replace(row, metrics=rounded(row.metrics)) for row in rows),
         layers=rounded(tuple(layers)),
         gate=decide("none", (), rows, sources),
         diagnosis=(),

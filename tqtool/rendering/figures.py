@@ -94,8 +94,9 @@ def ci_text(row: Row, metric: str) -> str:
 
 
 def worst_text(row: Row) -> str:
-    """Return the name of the head whose attention moves most."""
-    return "" if row.kind == "control" else summary(row, "kl").worst_head
+    """Return the name of the head whose attention moves most, "" where none moves."""
+    kl = summary(row, "kl")
+    return kl.worst_head if kl.worst > EXACT else ""
 
 
 def printable(report: Report) -> Report:
