@@ -281,6 +281,8 @@ def test_a_table_without_a_length_is_refused_with_a_guess() -> None:
         (b"plain words", "no-tables"),
         (b"", "empty-file"),
         (b"\xff\xfe0\x00.\x005\x00", "no-tables"),
+        (b"-1e-300, -1e-301, 1e-301, 1e-300", "no-tables"),
+        (b"{" * 1_000_000, "no-tables"),
         (b"PK\x03\x04 not a zip", None),
         (b"\x93NUMPY\x01\x00", None),
         (b"float x[4] = {1e999, 2e999, 3e999, 4e9999999999};", "no-tables"),
@@ -292,6 +294,12 @@ def test_unusable_files_are_refused(tmp_path: Path, data: bytes, code: str | Non
     with pytest.raises(InputError) as caught:
         read_tables(tmp_path / "t")
     assert code in (None, caught.value.code)
+
+
+def test_a_comment_in_latin_1_and_a_byte_order_mark_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "t.h").write_bytes(b"/* f\xfcr d = 128 */ float c[4] = {-0.13, -0.04, 0.04, 0.13};")
+    (tmp_path / "t.json").write_bytes(b"\xef\xbb\xbf[-0.13, -0.04, 0.04, 0.13]")
+    assert [read_tables(tmp_path / name)[0].levels.tolist() for name in ("t.h", "t.json")] == [FOUR, FOUR]
 
 
 def test_a_huge_file_is_not_read_whole(tmp_path: Path) -> None:
@@ -341,8 +349,8 @@ def test_negative_levels_are_not_options(tqtool) -> None:
         (["1,2,3"], 2, "error[usage]: 1,2,3: not 2, 4, 8 ... 256 ascending levels"),
         (["nan,1"], 2, "error[usage]: nan,1: not 2"),
         (["0.5,0.5"], 2, "error[usage]: 0.5,0.5: not 2"),
-        (["0.04,0.13"], 2, "error[dim]: levels: the vector length is not in the file"),
-        (["0.04,0.13", "--dim", "5"], 2, "error[dim]: dim 5 is outside 16 to 1024"),
+        (["0.04,0.13"], 2, "error[usage]: levels: the vector length is not in the file"),
+        (["0.04,0.13", "--dim", "5"], 2, "error[usage]: dim 5 is outside 16 to 1024"),
         (["0.04,0.13", "--dim", "128", "--bits", "3"], 2, "error[usage]: 0.04,0.13: no table of 3 bits; there are 2"),
         (["0.04,0.13", "--dim", "128", "--tolerance", "nan"], 2, "error[usage]: "),
         (["0.04,0.13", "--dim", "128", "--tolerance", "-1"], 2, "error[usage]: "),

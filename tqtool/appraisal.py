@@ -90,7 +90,7 @@ def appraise(table: ForeignTable, *, dim: int | None = None, law: Law | None = N
         if _scale_mismatch(table, domain, NORMAL_DIM, "gaussian") > 2:
             raise UsageError(
                 f"{table.name}: the vector length is not in the file and the levels have not variance 1",
-                code="dim",
+                code="usage",
                 hint=f"add --dim{_guess(table)}",
             )
         law = "gaussian"
@@ -106,7 +106,7 @@ def appraise(table: ForeignTable, *, dim: int | None = None, law: Law | None = N
     rounding = _unit(domain, book.dim) * (table.rounding + FLOAT32_STEP * np.maximum(np.abs(table.levels), 1e-30))
     cause, sentence = _cause(levels, cuts, rounding, book)
     deviation = (levels - book.centroids) / sigma
-    if excess < NEGLIGIBLE and cause in ("unconverged", "asymmetric", "unknown"):
+    if excess < NEGLIGIBLE and cause in ("digits", "unconverged", "asymmetric", "unknown"):
         cause, sentence = "none", f"optimal, but for {np.max(np.abs(deviation)):.1g} sigma"
     return Appraisal(
         table,

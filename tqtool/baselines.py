@@ -88,9 +88,9 @@ def baseline(name: str, dim: int | None = None) -> Baseline:
     found = next((each for each in BASELINES if each.name == name), None)
     if found is None:
         known = ", ".join(each.name for each in BASELINES)
-        raise UsageError(f"no baseline {name!r}", code="baseline", hint=f"one of {known}")
+        raise UsageError(f"no baseline {name!r}", code="usage", hint=f"one of {known}")
     if dim is not None and (reason := found.dims(dim)):
-        raise UsageError(f"{name}: {reason}; the vectors here have {dim} coordinates", code="baseline")
+        raise UsageError(f"{name}: {reason}; the vectors here have {dim} coordinates", code="usage")
     return found
 
 

@@ -250,7 +250,7 @@ def _frozen(values: Array) -> Array:
 
 def _check_arguments(dim: int, bits: int, law: str) -> None:
     if not MIN_DIM <= dim <= MAX_DIM:
-        raise UsageError(f"dim {dim} is outside {MIN_DIM} to {MAX_DIM}", code="dim")
+        raise UsageError(f"dim {dim} is outside {MIN_DIM} to {MAX_DIM}", code="usage")
     if not 1 <= bits <= MAX_BITS:
         raise UsageError(f"{bits} bits is outside 1 to {MAX_BITS}", code="usage")
     if law not in LAWS:

@@ -23,9 +23,10 @@ from tqtool.rotation import MAX_DIM, MIN_DIM
 
 Array = NDArray[np.float64]
 
-MAX_TEXT = 16 << 20  # bytes; no table is near this, and a dump taken for one should fail at once
+MAX_TEXT = 4 << 20  # bytes; 700 tables in C take less than 1 MiB, and a dump taken for one should fail at once
 MAX_LEVELS = 256
 NAME_DEPTH = 8  # how far up a list looks for a name
+SMALLEST = 1e-9  # of a table's largest level: below, squares would vanish
 PADDING = 1e6  # an unused boundary of a fixed-size struct is FLT_MAX or infinity; no level is so large
 
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|#[ \t][^\n]*", re.DOTALL)  # `#define` stays: it may hold a table
@@ -78,7 +79,7 @@ class _List:
             if outer.own_name or outer.parent is None:
                 break
             indices, outer = f"[{outer.index}]{indices}", outer.parent
-        return outer.own_name + indices
+        return (outer.own_name or "list") + indices
 
 
 def read_tables(path: FilePath) -> list[ForeignTable]:
@@ -92,10 +93,7 @@ def read_tables(path: FilePath) -> list[ForeignTable]:
             return _require(list(_from_arrays(path)), path)
         raw = start + file.read(MAX_TEXT)
     shown = "stdin" if str(path) == "-" else str(path)
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        text = "\0"
+    text = raw.decode("utf-8-sig", "replace")  # a comment in Latin-1 is no reason to refuse
     if "\0" in text or len(raw) > MAX_TEXT:
         raise InputError(f"{shown}: not a C header, JSON or npz of tables", code="no-tables", path=shown)
     return _require(parse_tables(text), path)
@@ -240,6 +238,8 @@ def _tables(lists: Sequence[_List], law: Law | None) -> list[ForeignTable]:
         values, rounding = _ascending(found.texts)
         count = len(values)
         if not np.all(np.isfinite(values)) or not np.all(np.diff(values) > 0):
+            continue
+        if np.max(np.abs(values), initial=0) < SMALLEST and count > 1:
             continue
         if len(lists) > 1 and not any(re.search(r"[.eEpP]", text) for text in found.texts):
             continue  # whole numbers: sizes, dims, indices

@@ -50,13 +50,16 @@ def gen_codebooks(
     Prints for each table its iterations (Lloyd, then Newton), the residual in standard deviations, the relative
     squared error and the cosine of a restored vector, and the entropy of a code in bits.
     """
+    if force and (check or diff):
+        raise UsageError("--check and --diff write nothing, so --force has no meaning", code="usage")
+    if out == "":
+        raise UsageError("-o names no file", code="usage", hint="for standard output use -o -")
+    dim_list, bit_list = _integers("--dims", dims), _integers("--bits", bits)
+
     from tqtool import files
     from tqtool.codebook import lloyd_max
     from tqtool.rendering.codebooks import codebook_table
 
-    if force and (check or diff):
-        raise UsageError("--check and --diff write nothing, so --force has no meaning", code="usage")
-    dim_list, bit_list = _integers("--dims", dims), _integers("--bits", bits)
     _check_dims(dim_list)
     books = [lloyd_max(dim, width, law) for dim in dim_list for width in bit_list]
     data = _contents(books, form, dim_list, bit_list)
@@ -64,14 +67,15 @@ def gen_codebooks(
     if check or diff:
         _compare(path, data, form, show=diff)
         return
-    if path == files.STREAM:
-        _to_stdout(data, binary=form == "npz")
-        output.note(f"{len(books)} tables\n" + codebook_table(books, terminal=False))
-        return
+    if path == files.STREAM and form == "npz" and sys.stdout.isatty():
+        raise UsageError("npz is binary; not written to a terminal", code="usage", hint="give a file with -o")
     if out is None:
         DEFAULT_FOLDER.mkdir(exist_ok=True)
-    with files.write_atomically(path, force=force, size=len(data)) as file:
+    with files.output_file(path, force=force, size=len(data)) as file:
         file.write(data)
+    if path == files.STREAM:
+        output.note(f"{len(books)} tables\n" + codebook_table(books, terminal=False))
+        return
     color = output.stdout_has_color()
     output.answer(codebook_table(books, terminal=output.stdout_is_terminal(), color=color))
     output.answer(f"{path}: {len(books)} tables, {len(data)} bytes")
@@ -155,7 +159,7 @@ def _check_dims(dims: Sequence[int]) -> None:
         if dim not in supported_dims():
             raise UsageError(
                 f"--dims {dim}: no Hadamard matrix of that order is built",
-                code="dim",
+                code="usage",
                 hint="nearest supported: " + ", ".join(map(str, nearest_dims(dim))),
             )
 
@@ -168,13 +172,6 @@ def _contents(books: Sequence[Codebook], form: Format, dims: Sequence[int], bits
     if form == "json":
         return codebooks.codebook_json(books).encode()
     return header.codebook_header(dims, bits, books[0].law).encode()
-
-
-def _to_stdout(data: bytes, *, binary: bool) -> None:
-    if binary and sys.stdout.isatty():
-        raise UsageError("npz is binary; not written to a terminal", code="usage", hint="give a file with -o")
-    sys.stdout.buffer.write(data)
-    sys.stdout.flush()
 
 
 def _compare(path: str, data: bytes, form: Format, *, show: bool) -> None:
