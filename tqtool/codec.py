@@ -136,7 +136,8 @@ def encode(x: NDArray[np.generic], spec: CodecSpec, *, threads: int | None = Non
         start, rows = block
         part = slice(start, start + len(rows))
         scales, norms = np.empty((2, len(rows)), np.float32)
-        bad = encode_rows(_native(rows), spec, codes[part], scales, norms)
+        with np.errstate(invalid="ignore"):  # a signalling NaN would warn before it is refused
+            bad = encode_rows(_native(rows), spec, codes[part], scales, norms)
         if bad >= 0:
             raise refusal(x)
         if spec.meta == "range":

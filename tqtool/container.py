@@ -1,4 +1,4 @@
-"""The compressed file, format 1.0: a safetensors file with a profile. `docs/format.md` describes it for other readers.
+"""The compressed file, format 1.0: a safetensors file with a profile. `docs/container.md` describes it for other readers.
 
 Tensors lie by element size, largest first, so that each starts aligned and no holes remain; within a size the tool's
 own (`tq.*`) by name, then the input's order; `tq.sha256` is last. For every compressed tensor there are
@@ -226,9 +226,20 @@ def open_container(path: FilePath, *, file: BinaryIO | None = None) -> Container
         hashed = os.pread(file.fileno(), 32, size - HASH_BYTES) if size - HASH_BYTES >= header.data else b""
     if hashed != hashlib.sha256(header.raw).digest():
         raise damaged(shown, "hash mismatch")
+    _check_sums(header)
     manifest = parse_manifest(header)
     unknown = tuple(sorted(set(header.metadata) - KNOWN_METADATA))
     return Container(shown, size, opener, header, *manifest, unknown)
+
+
+def _check_sums(header: Header) -> None:
+    """See that there is a CRC for every chunk, and that the hashes are where they were read."""
+    chunks = sum(1 for _ in chunks_of(header.tensors))
+    there = {tensor.name: (tensor.dtype, tensor.shape) for tensor in header.tensors}
+    if there.get(CRCS) != ("U32", (chunks,)) or there.get(HASHES) != ("U8", (HASH_BYTES,)):
+        raise damaged(header.label, f"{chunks} chunks need as many checksums in {CRCS!r}, and {HASHES!r}")
+    if header.tensors[-1].name != HASHES:
+        raise damaged(header.label, f"{HASHES!r} is not last")
 
 
 def _check_version(header: Header) -> None:

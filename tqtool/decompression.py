@@ -208,7 +208,10 @@ class _Decoder:
         spec = self._entry.spec
         codes = self._read(self._codes, (*box, range(spec.code_bytes)))
         meta = self._read(self._meta, (*box, range(2)) if spec.meta == "range" else box)
-        if not (np.isfinite(meta) & (meta >= 0) & (meta <= MAX_SCALE)).all():
+        with np.errstate(invalid="ignore"):  # NaN is what is looked for
+            wide = meta.astype(np.float32)
+            possible = bool(((wide >= 0) & (wide <= MAX_SCALE)).all())
+        if not possible:
             raise self._impossible("a scale or norm is negative, not finite or beyond 2^126")
         encoded = Encoded(spec, codes, meta)
         if self._own:

@@ -103,7 +103,9 @@ def sample(source: ArraySource) -> NDArray[np.float32]:
         windows = []
         for window in _windows(lead[tokens]):
             box = tuple(fixed.get(axis, window) for axis in range(len(lead)))
-            windows.append(source.box((*box, range(source.dim))).reshape(-1, source.dim).astype(np.float32))
+            values = source.box((*box, range(source.dim))).reshape(-1, source.dim)
+            with np.errstate(over="ignore"):  # too large for float32: the codec refuses it, naming the place
+                windows.append(values.astype(np.float32))
         rows.append(np.concatenate(windows))
     return np.stack(rows)
 
@@ -132,7 +134,8 @@ def examine(x: NDArray[np.float32], *, vectors: int | None = None) -> Health:
     unit = clean[squares > 0] / np.sqrt(positive)[:, None].astype(np.float32)
     kurtosis = _kurtosis(unit)
     rotated = _kurtosis(rotate(unit)) if len(unit) and x.shape[-1] in supported_dims() else kurtosis
-    uneven = float((channels.max(axis=1) / np.maximum(typical[:, 0], 1e-300)).max(initial=0))
+    lively = typical[:, 0] > 0
+    uneven = float((channels.max(axis=1)[lively] / typical[lively, 0]).max(initial=0))
     return Health(
         vectors=squares.size if vectors is None else vectors,
         examined=squares.size,
@@ -240,8 +243,10 @@ def refusal(source: ArraySource) -> InputError:
     place = found.first_too_long
     assert place is not None, "an array was refused that has nothing wrong"
     vector = source.box((*(range(i, i + 1) for i in place), range(source.dim))).astype(np.float64)
+    largest = float(np.abs(vector).max())
+    norm = largest * sqrt(float(((vector / largest) ** 2).sum()))
     return InputError(
-        f"{source.label}: vector {list(place)} has norm {np.sqrt((vector**2).sum()):.2g}, the limit is 2^120",
+        f"{source.label}: vector {list(place)} has norm {norm:.2g}, the limit is 2^120",
         code="norm-range",
         hint="rescale the data",
         path=source.path,

@@ -72,6 +72,15 @@ class _Member:
 
     def _unpack(self) -> BinaryIO:
         target = unnamed_temporary()
+        try:
+            self._copy_to(target)
+        except BaseException:
+            target.close()
+            raise
+        target.flush()
+        return target
+
+    def _copy_to(self, target: BinaryIO) -> None:
         with _reporting(self._label), self._opener() as file, zipfile.ZipFile(file) as archive:
             member = archive.getinfo(self._name)
             free = shutil.disk_usage(tempfile.gettempdir()).free
@@ -87,8 +96,6 @@ class _Member:
                 copied = copy_bytes(cast(BinaryIO, stream), target)
             if copied != member.file_size:
                 raise zipfile.BadZipFile(f"{self._name!r} holds {copied} of {member.file_size} bytes")
-        target.flush()
-        return target
 
 
 @contextmanager

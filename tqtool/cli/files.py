@@ -269,8 +269,8 @@ def _jobs(
         elif out is not None and not (Path(out).is_dir() or out.endswith("/")):
             target = out
         else:
-            name = "stdin" if path == STREAM else Path(path).name.removesuffix(CONTAINER_SUFFIX)
-            name = Path(name).stem if isinstance(suffix, str) else name
+            name = "stdin" if path == STREAM else Path(path).name
+            name = Path(name).stem if isinstance(suffix, str) else name.removesuffix(CONTAINER_SUFFIX)
             folder = Path(path).parent if out is None else Path(out)
             target = str(folder / f"{name}{suffix if isinstance(suffix, str) else suffix[path]}")
         jobs.append((path, target))

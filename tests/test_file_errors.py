@@ -1,0 +1,233 @@
+"""Every row of the error catalogue that files can raise: code, exit status, message and hint, and its JSON."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from conftest import Run
+
+Make = Callable[[Path], None]
+
+
+def npy(array: np.ndarray, name: str = "kv.npy") -> Make:
+    return lambda folder: np.save(folder / name, array)
+
+
+def content(data: bytes, name: str = "kv.npy") -> Make:
+    return lambda folder: (folder / name).write_bytes(data) and None
+
+
+def with_header(descr: str, shape: str = "(3, 16)", data: bytes = b"") -> Make:
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    text += b" " * (-(10 + len(text) + 1) % 64) + b"\n"
+    return content(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data)
+
+
+def nothing(folder: Path) -> None:
+    pass
+
+
+def near_miss(folder: Path) -> None:
+    np.save(folder / "kv2.npy", np.ones((2, 16)))
+
+
+def object_array(folder: Path) -> None:
+    np.save(folder / "kv.npy", np.array([{}, 1], object), allow_pickle=True)
+
+
+def cut(folder: Path) -> None:
+    np.save(folder / "kv.npy", np.ones((40, 128), np.float32))
+    os.truncate(folder / "kv.npy", 5000)
+
+
+def with_nan(folder: Path) -> None:
+    x = np.ones((2, 4, 32, 128), np.float32)
+    x[1, 2, 17, 5], x[0, 3, 30, 127] = np.nan, np.inf
+    np.save(folder / "kv.npy", x)
+
+
+def too_long(folder: Path) -> None:
+    x = np.ones((2, 4, 16), np.float32)
+    x[1, 3] = 5.3e35
+    np.save(folder / "kv.npy", x)
+
+
+def beyond_float32(folder: Path) -> None:
+    x = np.ones((2, 4, 16))
+    x[0, 2, 3] = 1e300
+    np.save(folder / "kv.npy", x)
+
+
+def integers(folder: Path) -> None:
+    np.savez(folder / "kv.npz", steps=np.arange(4), ids=np.zeros((2, 2), np.int16))
+
+
+def torch_zip(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "cache.pt", "w") as archive:
+        archive.writestr("cache/data.pkl", b"\x80\x02.")
+
+
+def bad_zip(folder: Path) -> None:
+    np.savez(folder / "kv.npz", k=np.ones((4, 16)))
+    os.truncate(folder / "kv.npz", 300)
+
+
+def container(folder: Path) -> Path:
+    from tqtool.compression import compress_file
+    from tqtool.datafiles import open_file
+    from tqtool.selection import Choice, choose
+
+    rng = np.random.default_rng(0)
+    tensors = {"k": rng.standard_normal((30000, 64)).astype("f4"), "v": np.ones((40, 64), ml_dtypes.bfloat16)}
+    save_file(tensors, folder / "kv.safetensors")
+    file = open_file(folder / "kv.safetensors")
+    compress_file(file, choose(file, Choice()), folder / "kv.tq.safetensors")
+    return folder / "kv.tq.safetensors"
+
+
+def compressed(folder: Path) -> None:
+    container(folder)
+
+
+def overwritten(at: int, data: bytes) -> Make:
+    def make(folder: Path) -> None:
+        with container(folder).open("r+b") as file:
+            file.seek(at)
+            file.write(data)
+
+    return make
+
+
+def replaced(old: bytes, new: bytes) -> Make:
+    """Exchange a text of the header for one of the same length."""
+
+    def make(folder: Path) -> None:
+        path = container(folder)
+        assert path.read_bytes().count(old) == 1
+        path.write_bytes(path.read_bytes().replace(old, new.ljust(len(old))))
+
+    return make
+
+
+def cut_container(folder: Path) -> None:
+    path = container(folder)
+    os.truncate(path, path.stat().st_size - 1000)
+
+
+def damaged_chunk(folder: Path) -> None:
+    path = container(folder)
+    data = bytearray(path.read_bytes())
+    data[-200_000] ^= 1
+    path.write_bytes(data)
+
+
+FLOATS = np.ones((2, 8, 128), np.float32)
+DESCR_BF16, DESCR_8BIT, DESCR_F1 = "'|V2'", "'|V1'", "'<f1'"
+
+INPUTS: dict[str, tuple[Make, list[str], str, int, str, str | None]] = {
+    # what is made, the command, code, exit status, a part of the message, a part of the hint (None: no hint)
+    "missing": (nothing, ["compress", "kv.npy"], "not-found", 3, "kv.npy: no such file", None),
+    "nearly": (near_miss, ["compress", "kv.npy"], "not-found", 3, "kv.npy: no such file", "did you mean kv2.npy"),
+    "folder": (lambda folder: (folder / "d").mkdir(), ["inspect", "d"], "is-directory", 3, "d: is a dir", "try d/*.npy"),
+    "empty": (content(b""), ["compress", "kv.npy"], "empty-file", 3, "kv.npy: file is empty (0 bytes)", "interrupted?"),
+    "text": (content(b"hello world"), ["compress", "kv.npy"], "not-npy", 3, "not a NumPy file (starts with 'hello", None),
+    "gguf": (content(b"GGUF" * 9), ["compress", "kv.npy"], "not-npy", 3, "starts with 'GGUF", "GGUF model file"),
+    "gzip": (content(gzip.compress(b"x")), ["inspect", "kv.npy"], "not-npy", 3, "not a NumPy file", "gunzip"),
+    "garbage": (with_header("'<f4'", "(3, 16"), ["compress", "kv.npy"], "not-npy", 3, "damaged NumPy header", "save"),
+    "negative": (with_header("'<f4'", "(-3, 16)"), ["compress", "kv.npy"], "not-npy", 3, "damaged NumPy header", "save"),
+    "short": (cut, ["compress", "kv.npy"], "npy-truncated", 3, "kv.npy: holds 5000 bytes, header promises 20608", "copy"),
+    "huge": (with_header("'<f4'", "(2**62, 16)".replace("2**62", str(2**62))), ["compress", "kv.npy"],
+             "npy-truncated", 3, "header promises", "copy"),
+    "objects": (object_array, ["compress", "kv.npy"], "object-array", 3,
+                "kv.npy: object arrays need pickle, which can run code; refused", "dtype=np.float32"),
+    "integers": (npy(np.ones((4, 16), np.int64)), ["compress", "kv.npy"], "dtype", 3,
+                 "kv.npy: dtype int64 is not floating point", "astype(np.float32)"),
+    "bits": (npy(np.ones((4, 16), np.uint16)), ["compress", "kv.npy"], "dtype", 3, "uint16 is not fl", "--dtype bf16"),
+    "bools": (npy(np.ones((4, 16), bool)), ["compress", "kv.npy"], "dtype", 3, "dtype bool is not fl", "convert"),
+    "complex": (npy(np.ones((4, 16), complex)), ["compress", "kv.npy"], "dtype", 3, "dtype complex128", "convert"),
+    "raw": (with_header(DESCR_BF16, data=bytes(96)), ["compress", "kv.npy"], "dtype-ambiguous", 3,
+            "kv.npy: 2-byte raw dtype; probably bfloat16", "add --dtype bf16"),
+    "raw8": (with_header(DESCR_8BIT, data=bytes(96)), ["compress", "kv.npy"], "dtype-unsupported", 3,
+             "8-bit float payloads are not supported", "float16"),
+    "f1": (with_header(DESCR_F1, data=bytes(96)), ["compress", "kv.npy"], "dtype-unsupported", 3,
+           "8-bit float payloads are not supported", "float16"),
+    "no-bits": (npy(FLOATS), ["compress", "kv.npy", "--dtype", "bf16"], "dtype", 3, "does not apply", "leave --dtype out"),
+    "0-d": (npy(np.array(1.0)), ["compress", "kv.npy"], "shape", 3, "0-D array; need (…, vectors, dim)", None),
+    "1-d": (npy(np.ones(128)), ["compress", "kv.npy"], "shape", 3,
+            "kv.npy: 1-D array of 128 values; need (…, vectors, dim)", "x[None, :]"),
+    "7-d": (npy(np.ones((1, 1, 1, 1, 1, 2, 16))), ["compress", "kv.npy"], "shape", 3, "7-D array", None),
+    "dim": (npy(np.ones((4, 90))), ["compress", "kv.npy"], "dim", 3, "90", "nearest supported: 88, 96"),
+    "axis": (npy(FLOATS), ["compress", "kv.npy", "--axis", "5"], "shape", 3, "3-D array has no axis 5", None),
+    "layout-axes": (npy(FLOATS), ["compress", "kv.npy", "--layout", "bhtd"], "shape", 3, "layout bhtd has 4 axes", None),
+    "nan": (with_nan, ["compress", "kv.npy"], "non-finite", 3,
+            "kv.npy: 1 NaN, 1 Inf; first NaN at [1, 2, 17, 5], first Inf at [0, 3, 30, 127]", "--nan zero"),
+    "norm": (too_long, ["compress", "kv.npy"], "norm-range", 3,
+             "kv.npy: vector [1, 3] has norm 2.1e+36, the limit is 2^120", "rescale"),
+    "f64": (beyond_float32, ["compress", "kv.npy"], "norm-range", 3, "vector [0, 2] has norm 1e+300", "rescale"),
+    "no-floats": (integers, ["compress", "kv.npz"], "no-tensors", 3, "kv.npz: no float arrays; found steps (i64), ids", "--dtype"),
+    "no-name": (integers, ["compress", "kv.npz", "--name", "k"], "no-tensors", 3, "no array 'k'; found steps, ids", None),
+    "pickle": (torch_zip, ["compress", "cache.pt"], "pickle", 3, "cache.pt: PyTorch pickle; not loaded",
+               "safetensors.torch.save_file"),
+    "pickle-2": (content(b"\x80\x02}q\x00.", "cache.pkl"), ["compress", "cache.pkl"], "pickle", 3, "not loaded", "torch.load"),
+    "zip": (bad_zip, ["compress", "kv.npz"], "npz-damaged", 3, "kv.npz: damaged zip archive", "copy"),
+    "plain": (npy(FLOATS), ["decompress", "kv.npy"], "not-container", 3, "kv.npy: already a plain array", "did you mean compress?"),
+    "plain-tensors": (compressed, ["decompress", "kv.safetensors"], "not-container", 3, "already plain", "compress?"),
+    "again": (compressed, ["compress", "kv.tq.safetensors", "--force"], "already-compressed", 3, "already compressed", "decompress"),
+    "exists": (lambda folder: (npy(FLOATS)(folder), content(b"old", "kv.tq.safetensors")(folder)) and None,
+               ["compress", "kv.npy"], "exists", 4, "kv.tq.safetensors: already exists", "--force"),
+    "same": (npy(FLOATS), ["compress", "kv.npy", "-o", "kv.npy", "--force"], "same-file", 2, "kv.npy: is the input", None),
+    "no-folder": (npy(FLOATS), ["compress", "kv.npy", "-o", "no/kv.tq.safetensors"], "write", 4, "no such directory: no", None),
+    "two-names": (lambda folder: (npy(FLOATS)(folder), shutil.copy(folder / "kv.npy", folder / "kv.npz")) and None,
+                  ["compress", "kv.npy", "kv.npz"], "usage", 2, "two inputs would take this name", "folder"),
+    "contradiction": (npy(FLOATS), ["compress", "kv.npy", "--bits", "4", "--config", "K4/V2"], "usage", 2, "contradict", None),
+    "config": (npy(FLOATS), ["compress", "kv.npy", "--config", "K4/V2"], "usage", 2, "keys from values", "--kind k"),
+    "bad-config": (npy(FLOATS), ["compress", "kv.npy", "--config", "4/2"], "usage", 2, "4/2", "K4/V2"),
+    "bad-bits": (npy(FLOATS), ["compress", "kv.npy", "--bits", "9"], "usage", 2, "less than or equal to 8", None),
+    "bad-rule": (npy(FLOATS), ["compress", "kv.npy", "--scale-rule", "best"], "usage", 2, "match, norm, lsq", None),
+    "bad-layout": (npy(FLOATS), ["compress", "kv.npy", "--layout", "xyz"], "usage", 2, "nd htd thd", None),
+    "long-header": (overwritten(0, (1 << 32).to_bytes(8, "little")), ["decompress", "kv.tq.safetensors"], "header", 5,
+                    "kv.tq.safetensors: header of 4294967296 bytes, the limit is 104857600", None),
+    "broken-header": (overwritten(20, b"\xff"), ["inspect", "kv.tq.safetensors"], "header", 5, "damaged header", "copy it again"),
+    "flipped-header": (replaced(b'\\"bits\\":4', b'\\"bits\\":3'), ["decompress", "kv.tq.safetensors"], "header", 5,
+                       "damaged header: hash mismatch", "copy it again"),
+    "cut-container": (cut_container, ["decompress", "kv.tq.safetensors"], "truncated", 5, "header promises", "copy it again"),
+    "newer": (replaced(b'"tq_version":"1.0"', b'"tq_version":"2.0"'), ["decompress", "kv.tq.safetensors"], "format-newer", 5,
+              "written by format 2.0; this tqtool reads 1.x", "upgrade"),
+    "feature": (replaced(b'"tq_requires":"","tq_producer":"tqtool 0.1.0"', b'"tq_requires":"entropy","tq_producer":""'),
+                ["inspect", "kv.tq.safetensors"], "feature", 5, "needs feature 'entropy'", "upgrade"),
+    "checksum": (damaged_chunk, ["decompress", "kv.tq.safetensors"], "checksum", 5,
+                 "kv.tq.safetensors: tensor 'k.codes', chunk 1 of 1", "readable with --name: v"),
+    "verify": (damaged_chunk, ["inspect", "kv.tq.safetensors", "--verify"], "checksum", 5, "CRC mismatch", "--name: v"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_refusal(name: str, tmp_path: Path, tqtool: Run) -> None:
+    make, command, code, status, message, hint = INPUTS[name]
+    make(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    run = tqtool(*command, "--json", "-q")
+    errors = [line for line in run.stderr.splitlines() if "warning" not in line]
+    assert run.returncode == status, run.stderr
+    assert errors[0].startswith(f"tqtool: error[{code}]: "), run.stderr
+    assert message in errors[0]
+    assert "Traceback" not in run.stderr
+    answer = json.loads(run.stdout[run.stdout.rindex('{"schema": "tqtool.error/1"') :])
+    assert (answer["code"], answer["exit"]) == (code, status)
+    assert errors[0].endswith(answer["message"])
+    if hint is not None:
+        assert hint in answer["hint"]
+        assert hint in run.stderr
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert after == before, "inputs are untouched and nothing is left behind"
