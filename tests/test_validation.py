@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from tqtool import coders
+from tqtool import coders, validation
 from tqtool import measure as measure_module
-from tqtool import validation
 from tqtool.codec import CodecSpec, decode, encode
 from tqtool.coders import SidePlan
 from tqtool.dataset import Dataset, evenly, from_arrays, from_dump, from_synthetic, heads_of

@@ -1,4 +1,4 @@
-"""The compressed file, format 1.0: a safetensors file with a profile. `docs/container.md` describes it for other readers.
+"""The compressed file, format 1.0: a safetensors file with a profile, described in `docs/container.md`.
 
 Tensors lie by element size, largest first, so that each starts aligned and no holes remain; within a size the tool's
 own (`tq.*`) by name, then the input's order; `tq.sha256` is last. For every compressed tensor there are

@@ -1,0 +1,58 @@
+"""Write the golden container of this release's format: a file that every later release must decode to the same bytes.
+
+python tests/slow/write_golden.py        run once a format version, never by a test; refuses to replace what is there
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from tqtool.compression import compress_file
+from tqtool.container import open_container
+from tqtool.datafiles import open_file
+from tqtool.decompression import restore, select
+from tqtool.files import output_file
+from tqtool.selection import Choice, choose
+from tqtool.sizes import KVConfig
+
+FOLDER = Path(__file__).parents[1] / "data" / "golden"
+
+
+def arrays() -> dict[str, np.ndarray]:
+    """Draw keys and values of two layers (128 and 80 long), a zero vector, queries and integers, all small."""
+    rng = np.random.default_rng(20)
+    key = rng.standard_normal((2, 5, 128)).astype(np.float16)
+    key[1, 3] = 0
+    return {
+        "layers.0.key": key,
+        "layers.0.value": rng.standard_normal((2, 5, 128)).astype(ml_dtypes.bfloat16),
+        "layers.1.key": (1000 * rng.standard_normal((2, 5, 80))).astype(np.float32),
+        "layers.1.value": rng.standard_normal((2, 5, 80)).astype(np.float32),
+        "layers.1.query": rng.standard_normal((6, 5, 80)).astype(np.float16),
+        "positions": np.arange(5),
+    }
+
+
+FORMS = {
+    "range": Choice(config=KVConfig(4, 2)),
+    "f32": Choice(config=KVConfig(3, 8), meta="f32", seed=42, scale_rules=("lsq", "unbiased")),
+    "bf16": Choice(config=KVConfig(1, 5), meta="bf16", law="sphere", scale_rules=("norm", "match")),
+}
+
+if __name__ == "__main__":
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        source = Path(name) / "cache.safetensors"
+        save_file(arrays(), source)
+        for form, choice in FORMS.items():
+            target = FOLDER / f"format-1.0-{form}.tq.safetensors"
+            file = open_file(source)
+            compress_file(file, choose(file, choice), target)
+            container = open_container(target)
+            with output_file(FOLDER / f"format-1.0-{form}.restored.npz") as out:
+                restore(container, select(container, (), "f32"), "npz", out)
+            print(target.name, target.stat().st_size, file=sys.stderr)
