@@ -13,6 +13,7 @@ def test_one_decoding_step_is_measured(tokens: int) -> None:
     sized = cache_size(config, [AttentionLayer(2, 64)], tokens=tokens)
     assert (speed.packed_bytes, speed.float32_bytes) == (sized.total, sized.float32)
     assert speed.agreement < 1e-5
-    assert min(speed.float32_seconds, speed.fused_seconds, speed.write_seconds) > 0
+    assert min(speed.float32_seconds, speed.fused_seconds, speed.write_seconds, speed.work_seconds) > 0
     assert speed.speedup == speed.float32_seconds / speed.fused_seconds
-    assert speed.overhead == speed.write_seconds / speed.fused_seconds
+    assert speed.overhead == speed.work_seconds / speed.fused_seconds
+    assert speed.call_overhead == speed.write_seconds / speed.fused_seconds

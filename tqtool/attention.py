@@ -269,4 +269,4 @@ def _project(x: Array, w: Array, heads: int, config: AttentionConfig, name: str)
 
 def is_float(array: Array) -> bool:
     """Whether the array is floating point, bfloat16 included."""
-    return np.issubdtype(array.dtype, np.floating) or array.dtype.name == "bfloat16"
+    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"

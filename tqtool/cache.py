@@ -46,10 +46,10 @@ class KVCache:
 
     def write(self, layer: int, slot: int, k: Array, v: Array) -> None:
         """Store tokens in slots slot, slot + 1, ...; after an error nothing has changed."""
-        k, v = _float32_tokens(k, v, self.token_shape)
+        _check_tokens(k, v, self.token_shape)
         self.slots.check(layer, slot, k.shape[1])
         part = slice(slot, slot + k.shape[1])
-        self._keys[layer, :, part], self._values[layer, :, part] = k, v
+        self._keys[layer, :, part], self._values[layer, :, part] = _finite(k), _finite(v)
         self.slots.fill(layer, slot, k.shape[1])
 
     def append(self, layer: int, k: Array, v: Array) -> None:
@@ -143,7 +143,7 @@ class TurboQuantCache:
 
     def write(self, layer: int, slot: int, k: Array, v: Array) -> None:
         """Compress tokens into slots slot, slot + 1, ...; after an error nothing has changed."""
-        k, v = _float32_tokens(k, v, self.token_shape)
+        _check_tokens(k, v, self.token_shape)
         self.slots.check(layer, slot, k.shape[1])
         keys, values = (self._encode(x, side.spec) for x, side in ((k, self._keys), (v, self._values)))
         self._keys.store(layer, slot, k, keys)
@@ -160,7 +160,7 @@ class TurboQuantCache:
         if vec.size != batch * kv_heads * dim:
             raise InputError(f"vec is {vec.shape}, need {self.token_shape} or as many values", code="shape-mismatch")
         self.slots.check(layer, pos, 1)
-        x = _float32(vec.reshape(batch, 1, kv_heads, dim))
+        x = vec.reshape(batch, 1, kv_heads, dim)
         side = self._keys if is_key else self._values
         side.store(layer, pos, x, self._encode(x, side.spec))
         if is_key:
@@ -275,8 +275,8 @@ def _token_shape(batch: int, kv_heads: int, head_dim: int) -> tuple[int, int, in
     return batch, kv_heads, head_dim
 
 
-def _float32_tokens(k: Array, v: Array, token_shape: tuple[int, int, int]) -> tuple[Rows, Rows]:
-    """k and v as float32; `InputError` unless they are finite tokens (batch, n, kv_heads, head_dim) of one n."""
+def _check_tokens(k: Array, v: Array, token_shape: tuple[int, int, int]) -> None:
+    """Raises: `InputError` unless k and v are (batch, n, kv_heads, head_dim) of one n."""
     for name, x in (("k", k), ("v", v)):
         if x.ndim != 4 or (x.shape[0], *x.shape[2:]) != token_shape:
             batch, kv_heads, dim = token_shape
@@ -284,10 +284,10 @@ def _float32_tokens(k: Array, v: Array, token_shape: tuple[int, int, int]) -> tu
             raise InputError(text, code="shape-mismatch")
     if k.shape != v.shape:
         raise InputError(f"k is {k.shape}, v is {v.shape}", code="shape-mismatch")
-    return _float32(k), _float32(v)
 
 
-def _float32(x: Array) -> Rows:
+def _finite(x: Array) -> Rows:
+    """Return x in float32; `InputError` for other types, NaN and what float32 cannot hold."""
     if not is_float(x):
         raise InputError(f"dtype {x.dtype} is not floating point", code="dtype")
     with np.errstate(over="ignore"):  # becomes infinite, and is refused

@@ -66,7 +66,7 @@ class Side:
         """Bytes of codes, metadata and float32 rows."""
         return self.codes.nbytes + self.meta.nbytes + self.protected.nbytes
 
-    def store(self, layer: int, slot: int, x: NDArray[np.float32], encoded: Encoded) -> None:
+    def store(self, layer: int, slot: int, x: NDArray[Any], encoded: Encoded) -> None:
         """Put encoded tokens x (batch, n, kv_heads, dim) in slots slot, slot + 1, ..."""
         part = slice(slot, slot + x.shape[1])
         self.codes[layer, :, part], self.meta[layer, :, part] = encoded.codes, encoded.meta
@@ -109,7 +109,7 @@ class ProtectedRows:
         """Bytes of the float32 rows."""
         return self._rows.nbytes
 
-    def write(self, layer: int, slot: int, x: NDArray[np.float32]) -> None:
+    def write(self, layer: int, slot: int, x: NDArray[Any]) -> None:
         """Keep what belongs here of new tokens x (batch, n, kv_heads, dim) in slots slot, slot + 1, ..."""
         if not self._slots.shape[1]:
             return
