@@ -159,6 +159,22 @@ def test_fused_attention_agrees_with_restored_keys_and_values(
         assert relative(got, plain_attention(q, cache, 0, 16, config)) < FUSED
 
 
+@pytest.mark.parametrize("dim", [16, 80, 96, 112, 144, 256, 576, 1024])
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_both_engines_agree_in_every_dimension_and_width(monkeypatch: pytest.MonkeyPatch, dim: int, bits: int) -> None:
+    cache = compressed(f"K{bits}/V{9 - bits}", head_dim=dim, sink_tokens=bits % 2, max_seq_len=40)
+    k, v = draw(90, 1, 37, KV_HEADS, dim), draw(91, 1, 37, KV_HEADS, dim)
+    cache.write(0, 0, k, v)
+    q = draw(92, 1, 3, 6, dim)
+    for config in (AttentionConfig(6, dim, KV_HEADS, causal=True), AttentionConfig(6, dim, KV_HEADS, softcap=3.0)):
+        outs = []
+        for engine in ("runtime", "reference"):
+            monkeypatch.setenv("TQTOOL_ENGINE", engine)
+            outs.append(cache.attention(q, 0, 34, config))
+        assert relative(*outs) < FUSED
+        assert relative(outs[0], plain_attention(q, cache, 0, 34, config)) < FUSED
+
+
 def test_plain_and_fused_are_one_option_apart() -> None:
     k, v = tokens(8, 9)
     q = draw(9, 1, 9, 4, DIM)
