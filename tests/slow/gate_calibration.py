@@ -39,7 +39,7 @@ def main() -> None:
             rows = {row.config: row for row in report.rows}
             x = [(rows[c].metrics["kl"].mean, rows[c].metrics["v_readout_err"].mean ** 2, 1) for c in PERPLEXITY]
             y = [np.log(p / EXACT) for p in PERPLEXITY.values()]
-            fit, residual, *_ = np.linalg.lstsq(np.array(x), np.array(y), rcond=None)
+            fit, _residual, *_ = np.linalg.lstsq(np.array(x), np.array(y), rcond=None)
             print(f"ln(ppl/exact) = {fit[0]:.2f} kl + {fit[1]:.2f} v_readout_err^2 {fit[2]:+.3f}")
             print("fitted", dict(zip(PERPLEXITY, np.round(np.expm1(np.array(x) @ fit), 3).tolist(), strict=True)))
 
