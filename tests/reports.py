@@ -7,6 +7,7 @@ meet a clear worst head, a cosine that ranks two rows the other way round, long 
 import math
 from collections.abc import Mapping
 
+from tqtool.params import Params
 from tqtool.report import (
     METRICS,
     Bucket,
@@ -17,7 +18,6 @@ from tqtool.report import (
     LayerChoice,
     LayerValues,
     Notice,
-    Params,
     Recommendation,
     Report,
     Row,

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tqtool.errors import InputError, IntegrityError
+from tqtool.params import Params
 from tqtool.report import (
     METRICS,
     SCHEMA,
@@ -18,7 +19,6 @@ from tqtool.report import (
     Input,
     LayerValues,
     Notice,
-    Params,
     Report,
     Row,
     Source,

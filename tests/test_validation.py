@@ -19,7 +19,8 @@ from tqtool.coders import SidePlan
 from tqtool.dataset import Dataset, evenly, from_arrays, from_dump, from_synthetic, heads_of
 from tqtool.dumps import load_dump, sample_dump_path
 from tqtool.errors import BugError, InputError
-from tqtool.report import Params, Report, Row
+from tqtool.params import Params
+from tqtool.report import Report, Row
 from tqtool.report_json import report_to_json
 from tqtool.synthetic import synthetic_set
 from tqtool.validation import validate

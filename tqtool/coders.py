@@ -14,7 +14,7 @@ from tqtool.codebook import Law, distortion, lloyd_max
 from tqtool.codec import CodecSpec, ScaleRule, decode, encode, expected_error
 from tqtool.dataset import Dataset
 from tqtool.measure import Coder, Pair
-from tqtool.report import Params
+from tqtool.params import Params
 from tqtool.sizes import FLOAT16_BYTES, FLOAT32_BYTES, UNTOUCHED, KVConfig, Meta, packed_bytes, vector_bytes
 
 Array32 = NDArray[np.float32]
@@ -118,8 +118,12 @@ def configurations(data: Dataset, params: Params) -> tuple[list[Configuration], 
     """Return the control, the asked configurations and the baselines, and the key and value coders by name."""
     keys, values = side_plan(params, "k"), side_plan(params, "v")
     configs = list(dict.fromkeys([CONTROL, *map(KVConfig.parse, params.configs)]))
-    key_coders = {str(c.key_bits): turboquant_coder(c.key_bits, keys, data.layers) for c in configs}
-    value_coders = {str(c.value_bits): turboquant_coder(c.value_bits, values, data.layers) for c in configs}
+    key_widths, value_widths = (
+        dict.fromkeys((*(c.key_bits for c in configs), *params.recommend_widths)),
+        dict.fromkeys((*(c.value_bits for c in configs), *params.recommend_widths)),
+    )
+    key_coders = {str(bits): turboquant_coder(bits, keys, data.layers) for bits in key_widths}
+    value_coders = {str(bits): turboquant_coder(bits, values, data.layers) for bits in value_widths}
     rows = [turboquant_row(config, keys, values) for config in configs]
     for one in baselines_for(data, params):
         key_coders[one.key.name], value_coders[one.value.name] = baseline_coder(one.key), baseline_coder(one.value)

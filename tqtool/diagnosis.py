@@ -192,4 +192,16 @@ def next_command(report: Report, found: Sequence[Finding]) -> str:
     if not good:
         return ""
     best = min(good, key=lambda row: row.bits_per_value)
-    return f"{report.command} -c {shlex.quote(best.config)} --gate balanced"
+    return f"{without_config(report.command)} -c {best.config} --gate balanced"
+
+
+def without_config(command: str) -> str:
+    """Return the command without its -c or --config."""
+    kept = []
+    remaining = iter(shlex.split(command))
+    for word in remaining:
+        if word in ("-c", "--config"):
+            next(remaining, None)
+        elif not word.startswith("--config="):
+            kept.append(word)
+    return shlex.join(kept)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from tqtool.params import Params
+
 SCHEMA = "tqtool.validate/1"  # keys are only ever added within one number
 NAN = float("nan")
 METRIC_VERSION = 1  # raised when a formula changes and figures stop being comparable
@@ -15,7 +17,6 @@ METRIC_VERSION = 1  # raised when a formula changes and figures stop being compa
 Better = Literal["higher", "lower", "neither"]
 Side = Literal["K", "V", "both", "context"]
 Status = Literal["pass", "fail", "unverified", "error"]
-ScaleRule = Literal["match", "norm", "lsq", "unbiased"]
 Level = Literal["strict", "balanced", "lenient", "none"]
 
 
@@ -254,32 +255,6 @@ class Input:
     sha256: str
     shape: tuple[int, ...]
     dtype: str
-
-
-@dataclass(frozen=True, slots=True)
-class Params:
-    """Every option that changes a number."""
-
-    configs: tuple[str, ...]
-    baselines: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = (0,)
-    law: Literal["beta", "sphere", "gaussian"] = "beta"
-    key_scale_rule: ScaleRule = "match"
-    value_scale_rule: ScaleRule = "match"
-    meta: Literal["range", "f32", "bf16"] = "range"
-    causal: bool | None = None  # None: causal where the shapes allow it, synthetic sets never
-    window: int | None = None
-    attention_scale: str = ""  # "" = the manifest's, else 1/sqrt(dim)
-    max_queries: int | None = None
-    center_keys: bool = False
-    center_values: bool = False
-    protect_layers: tuple[int, ...] = ()
-    residual_window: int = 0
-    sink_tokens: int = 0
-    nosink_tokens: int = 1  # the first so many tokens are left out of the *_nosink metrics
-    synthetic_seed: int = 1
-    synthetic_recipe: int = 1
-    bootstrap_draws: int = 1000
 
 
 @dataclass(frozen=True, slots=True)

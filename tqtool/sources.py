@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +13,19 @@ from tqtool.baselines import BASELINES
 from tqtool.codebook import distortion, lloyd_max
 from tqtool.diagnosis import OFFSET_SHARE
 from tqtool.gates import limit_of
-from tqtool.report import Notice, Params, Source
+from tqtool.measure import Pair
+from tqtool.params import Params
+from tqtool.recommend import Choice, LayerCurve, recommend
+from tqtool.report import Notice, Recommendation, Source
 from tqtool.rows import Measured
-from tqtool.sizes import MAX_BITS, UNTOUCHED
+from tqtool.sizes import MAX_BITS, UNTOUCHED, vector_bytes
 
 Array = NDArray[np.float64]
 
-KL_TARGET = limit_of("balanced", "kl")
+
+def kl_target(params: Params) -> float:
+    """Return the KL that a layer is allowed: the user's, else the balanced level's."""
+    return limit_of("balanced", "kl") if math.isnan(params.target_kl) else params.target_kl
 
 
 def source_of(measured: Measured, params: Params) -> Source:
@@ -45,14 +52,14 @@ def source_of(measured: Measured, params: Params) -> Source:
         zero_keys=sum(int(r.facts["zero_keys"]) for r in results),
         zero_values=sum(int(r.facts["zero_values"]) for r in results),
         iid=all(r.facts["iid"] for r in results),
-        min_key_bits=min_key_bits(measured, KL_TARGET),
+        min_key_bits=min_key_bits(measured, kl_target(params)),
         notes=data.notes,
         sink_share=float(np.mean([np.mean(r.queries["", ""]["sink_share"]) for r in results])),
         outlier_share=float(np.median(outliers)) if len(outliers) else 0.0,
     )
 
 
-def known(values: Sequence[float]) -> Array:
+def known(values: Iterable[float]) -> Array:
     """Return the values that are not NaN."""
     return np.array([value for value in values if value == value])
 
@@ -99,3 +106,30 @@ def warnings_of(measured: Measured, source: Source, params: Params) -> list[Noti
         text = f"queries were thinned evenly to {measured.thinned_to} of each head to bound memory"
         found.append(Notice("thinned", text, source.name))
     return found
+
+
+def recommended(measured: Measured, params: Params) -> Recommendation:
+    """Return the bits of every layer under the budget, else for the KL target."""
+    curves = [_layer_curve(measured, params, layer) for layer in dict.fromkeys(measured.where.layers)]
+    if math.isnan(params.budget):
+        return recommend(measured.data.name, curves, target_kl=kl_target(params))
+    return recommend(measured.data.name, curves, budget=params.budget)
+
+
+def _layer_curve(measured: Measured, params: Params, layer: int) -> LayerCurve:
+    """What each width costs and damages in one layer. A protected layer has one choice; 16 bits damage nothing."""
+    results = [r for seed in measured.seeds for r in seed if r.layer == layer]
+    dims = [int(r.facts["dim"]) for r in measured.seeds[0] if r.layer == layer]
+    widths = () if layer in params.protect_layers else params.recommend_widths
+
+    def choice(bits: int, metric: str, pair: Pair) -> Choice:
+        errors = known([float(np.mean(known(r.queries[pair][metric]))) for r in results])
+        stored = sum(vector_bytes(dim, bits, params.meta) for dim in dims)
+        return Choice(bits, stored, float(errors.mean()) if len(errors) else math.nan)
+
+    return LayerCurve(
+        layer,
+        keys=tuple(choice(bits, "kl", (str(bits), "")) for bits in (*widths, UNTOUCHED)),
+        values=tuple(choice(bits, "v_readout_err", ("", str(bits))) for bits in (*widths, UNTOUCHED)),
+        coordinates=sum(dims),
+    )

@@ -24,11 +24,12 @@ from tqtool.diagnosis import diagnose
 from tqtool.errors import BugError, InputError, UsageError
 from tqtool.gates import decide, reached, verdict
 from tqtool.measure import HeadResult, Plan, measure_head
-from tqtool.report import Input, LayerValues, Notice, Params, Report, Row, Source
+from tqtool.params import Params
+from tqtool.report import Input, LayerValues, Notice, Recommendation, Report, Row, Source
 from tqtool.report_json import rounded
 from tqtool.rows import Measured, layers_of, rows_of
 from tqtool.sizes import UNTOUCHED
-from tqtool.sources import source_of, warnings_of
+from tqtool.sources import recommended, source_of, warnings_of
 from tqtool.units import ordered_map
 
 Array = NDArray[np.float64]
@@ -145,6 +146,7 @@ def validate(
     layers: list[LayerValues] = []
     warnings: list[Notice] = []
     inputs: list[Input] = []
+    recommendations: list[Recommendation] = []
     for data in datasets:
         measured = measure(data, params, threads=threads, executor=executor, advance=advance)
         source = source_of(measured, params)
@@ -153,6 +155,8 @@ def validate(
         layers += layers_of(measured)
         warnings += warnings_of(measured, source, params)
         inputs += data.inputs
+        if params.recommend_widths and data.kind == "dump":
+            recommendations.append(recommended(measured, params))
     report = Report(
         tool=f"tqtool {__version__}",
         command=command,
@@ -165,7 +169,7 @@ def validate(
         diagnosis=(),
         next="",
         warnings=tuple(warnings),
-        recommendations=(),
+        recommendations=tuple(recommendations),
         environment=environment(),
         run={},
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import os
-import re
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tqtool.cli import output
+from tqtool.cli.options import parse_layers, parse_numbers, parse_rules, positive, reproduce
 from tqtool.cli.renderings import (
     ForceOption,
     FormatOption,
@@ -34,12 +34,11 @@ if TYPE_CHECKING:
 
     from tqtool.dataset import Dataset
     from tqtool.gates import Limit
-    from tqtool.report import Gate, Report, ScaleRule
+    from tqtool.report import Gate, Report
 
 CONFIGS = "K4/V4,K4/V3,K4/V2,K3/V3,K3/V2,K2/V2"
+RECOMMEND_WIDTHS = (2, 3, 4, 5, 6, 8)
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-SHOWN_ONLY = {"--json", "-f", "--force", "-q", "--quiet", "-v", "-vv", "--verbose", "--no-progress"}
-SHOWN_VALUES = {"--threads", "--color", "--format"}
 
 GateName = Literal["none", "strict", "balanced", "lenient"]
 LawName = Literal["beta", "sphere", "gaussian"]
@@ -89,6 +88,15 @@ def validate(
     meta: Annotated[Meta, typer.Option(help="Metadata a vector: 8, 4 or 2 bytes.")] = "range",
     law: Annotated[LawName, typer.Option(help="Law of the codebooks.")] = "beta",
     baselines: Annotated[bool, typer.Option("--baselines", help="Add the formats that engines ship.")] = False,
+    recommend: Annotated[
+        bool, typer.Option("--recommend", help="Recommend bits per layer, for --budget or --target-kl.")
+    ] = False,
+    budget: Annotated[
+        float | None, typer.Option(min=0.1, max=16.0, help="Bits a value, metadata included; implies --recommend.")
+    ] = None,
+    target_kl: Annotated[
+        float | None, typer.Option(help="Mean attention KL in nats; implies --recommend. Default: balanced's.")
+    ] = None,
     gate: Annotated[GateName, typer.Option(help="Fail (exit 1) unless every row reaches this level.")] = "none",
     gate_config: Annotated[Path | None, typer.Option(metavar="FILE", help="Limits from a TOML or JSON file.")] = None,
     minimum: Annotated[
@@ -119,7 +127,7 @@ def validate(
     """
     limit_blas_threads()
     from tqtool.baselines import BASELINES
-    from tqtool.report import Params
+    from tqtool.params import Params
     from tqtool.validation import validate as run
 
     outputs = Outputs(json_out, markdown_out, html_out, junit_out, tsv_out)
@@ -134,6 +142,9 @@ def validate(
             code="no-queries",
             hint="capture queries with the keys and values, and give them with --q or beside them",
         )
+    if budget is not None and target_kl is not None:
+        raise UsageError("--budget and --target-kl contradict each other", code="usage")
+    wanted = recommend or budget is not None or target_kl is not None
     numbers = sorted({number for one in data for number in one.layers if one.kind == "dump"})
     params = Params(
         configs=tuple(part.strip() for part in config.split(",") if part.strip()),
@@ -152,6 +163,9 @@ def validate(
         protect_layers=parse_layers(protect_layers, numbers),
         residual_window=residual_window,
         sink_tokens=sink_tokens,
+        recommend_widths=RECOMMEND_WIDTHS if wanted else (),
+        budget=math.nan if budget is None else budget,
+        target_kl=math.nan if target_kl is None else positive(target_kl, "--target-kl"),
     )
     units = sum(len(one.layers) * one.kv_heads for one in data) * len(params.seeds)
     with output.progress("measuring heads", units) as advance:
@@ -230,68 +244,3 @@ def finish(report: Report, name: str, limits: Sequence[Limit], baseline: str | N
         words = f"baseline within {max_regress:.3g}"
         gate = conclude(words if name == "none" else f"{name} + {words}", [*gate.checks, *checks])
     return replace(report, gate=gate, rows=gated_rows(report.rows, gate))
-
-
-def parse_numbers(text: str, option: str) -> tuple[int, ...]:
-    """Read a comma list of numbers that are not negative."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isascii() and part.isdigit() for part in parts):
-        raise UsageError(f"{option} {text!r}: need numbers separated by commas", code="usage")
-    return tuple(dict.fromkeys(map(int, parts)))
-
-
-def parse_layers(text: str, layers: Sequence[int]) -> tuple[int, ...]:
-    """Read layer numbers, ranges (`0-3`), `firstN` and `lastN` of the data's layers."""
-    found: set[int] = set()
-    for part in (part.strip() for part in text.split(",") if part.strip()):
-        match = re.fullmatch(r"(?:(first|last)(\d{1,4})|(\d{1,6})(?:-(\d{1,6}))?)", part, re.ASCII)
-        if match is None:
-            raise UsageError(f"--protect-layers {part!r}: need a number, 3-5, first2 or last2", code="usage")
-        end, count, low, high = match.groups()
-        if end == "first":
-            chosen = set(layers[: int(count)])
-        elif end == "last":
-            chosen = set(layers[len(layers) - min(int(count), len(layers)) :])
-        else:
-            chosen = {layer for layer in layers if int(low) <= layer <= int(high or low)}
-        if not chosen:
-            text = ", ".join(map(str, layers))
-            raise UsageError(f"--protect-layers {part!r}: no such layer; there are {text}", code="usage")
-        found |= chosen
-    return tuple(sorted(found))
-
-
-def parse_rules(text: str) -> tuple[ScaleRule, ScaleRule]:
-    """Read one scale rule for both sides, or two for keys and values."""
-    from tqtool.codec import SCALE_RULES
-
-    parts = [part.strip() for part in text.split(",")]
-    known = [rule for part in parts for rule in SCALE_RULES if rule == part]
-    if len(known) != len(parts) or len(parts) > 2:
-        raise UsageError(
-            f"--scale-rule {text!r}: need one or two of {', '.join(SCALE_RULES)}",
-            code="usage",
-            hint="two rules are for keys and values, as in match,unbiased",
-        )
-    return known[0], known[-1]
-
-
-def positive(value: float, option: str) -> float:
-    """Return a number above zero."""
-    if not 0 < value < float("inf"):
-        raise UsageError(f"{option} {value}: need a number above 0", code="usage")
-    return value
-
-
-def reproduce(arguments: Sequence[str]) -> str:
-    """Return the command that measures the same: options that only change what is shown or how fast are left out."""
-    kept = []
-    remaining = iter(arguments)
-    for argument in remaining:
-        option = argument.partition("=")[0]
-        if option in SHOWN_VALUES or option.endswith("-out"):
-            if "=" not in argument:
-                next(remaining, None)
-        elif option not in SHOWN_ONLY:
-            kept.append(argument)
-    return shlex.join(["tqtool", *kept])

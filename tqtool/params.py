@@ -1,0 +1,36 @@
+"""The options of a measurement: everything that changes a number in a report, and nothing else."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+NAN = float("nan")
+ScaleRule = Literal["match", "norm", "lsq", "unbiased"]
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """Every option that changes a number."""
+
+    configs: tuple[str, ...]
+    baselines: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    law: Literal["beta", "sphere", "gaussian"] = "beta"
+    key_scale_rule: ScaleRule = "match"
+    value_scale_rule: ScaleRule = "match"
+    meta: Literal["range", "f32", "bf16"] = "range"
+    causal: bool | None = None  # None: causal where the shapes allow it, synthetic sets never
+    window: int | None = None
+    attention_scale: str = ""  # "" = the manifest's, else 1/sqrt(dim)
+    max_queries: int | None = None
+    center_keys: bool = False
+    center_values: bool = False
+    protect_layers: tuple[int, ...] = ()
+    residual_window: int = 0
+    sink_tokens: int = 0
+    nosink_tokens: int = 1  # the first so many tokens are left out of the *_nosink metrics
+    synthetic_seed: int = 1
+    synthetic_recipe: int = 1
+    bootstrap_draws: int = 1000
+    recommend_widths: tuple[int, ...] = ()  # bits measured on both sides for a recommendation, rows or not
+    budget: float = NAN  # bits a value of the recommendation
+    target_kl: float = NAN  # of the recommendation and of min_key_bits; NaN there: the balanced level's
