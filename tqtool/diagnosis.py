@@ -179,7 +179,7 @@ def next_command(report: Report, found: Sequence[Finding]) -> str:
     source = dumps[0]
     if source.query_source == "proxy":
         return f"{report.command} --q QUERIES.npy"
-    if not report.inputs or source.name == "sample":
+    if source.name == "sample":
         return "tqtool validate FOLDER   # with layer07_k.npy, layer07_v.npy, layer07_q.npy, one of each a layer"
     if any(one.rule == "key_offset" and one.source == source.name for one in found):
         return f"{report.command} --center-keys"

@@ -105,7 +105,7 @@ def load_limits(path: Path) -> tuple[Level, tuple[Limit, ...]]:
         raise InputError(f"{path}: cannot be read: {error}", code="gate-config", path=str(path)) from error
     try:
         plain = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: neither TOML nor JSON: {error}", code="gate-config", path=str(path)) from error
     level = plain.pop("level", "none")
     limits: list[Limit] = []
@@ -215,9 +215,11 @@ def verdict(row: Row, source: Source) -> str:
     if row.status == "error":
         return "not engaged: nothing was quantized"
     unverified = " (UNVERIFIED: proxy queries)" if source.query_source == "proxy" else ""
-    if source.kind == "synthetic":
-        healthy = f"implementation healthy on synthetic data ({row.level})"
-        return healthy if row.level != "none" else "below lenient on synthetic data"
+    if source.kind == "synthetic" or source.iid:
+        what = "synthetic data" if source.kind == "synthetic" else "data that look independent and Gaussian"
+        if row.level == "none":
+            return f"below lenient on {what}"
+        return f"implementation healthy on {what} ({row.level}){unverified}"
     level = "below lenient" if row.level == "none" else row.level
     return f"attention fidelity: {level}{unverified}"
 

@@ -147,6 +147,8 @@ def _predictions(measured: Measured, configuration: Configuration) -> dict[str, 
     predicted = {
         "kl": float(np.mean([sigma_pred(n, key_d, measured.plan.scale, dim) ** 2 / 2 for n in noise])),
         "v_readout_err": float(np.sqrt(value_d)) * _nanmean(readout),
+        "k_cos": float(np.sqrt(1 - key_d)),
+        "v_cos": float(np.sqrt(1 - value_d)),
     }
     if measured.data.kind == "synthetic" and measured.data.name == "gaussian":
         predicted["cos"] = float(np.sqrt((1 - value_d) / (1 + key_d)))  # scores have standard deviation 1
