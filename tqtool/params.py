@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-NAN = float("nan")
 ScaleRule = Literal["match", "norm", "lsq", "unbiased"]
 
 
@@ -32,5 +31,5 @@ class Params:
     synthetic_recipe: int = 1
     bootstrap_draws: int = 1000
     recommend_widths: tuple[int, ...] = ()  # bits measured on both sides for a recommendation, rows or not
-    budget: float = NAN  # bits a value of the recommendation
-    target_kl: float = NAN  # of the recommendation and of min_key_bits; NaN there: the balanced level's
+    budget: float | None = None  # bits a value of the recommendation
+    target_kl: float | None = None  # of the recommendation and of min_key_bits; None there: the balanced level's

@@ -114,7 +114,7 @@ def _from_plain(kind: Any, value: Any, where: str) -> Any:
         if not isinstance(value, dict):
             raise ValueError(f"{where}: expected an object")
         return {_text(key, where): _from_plain(args[1], item, f"{where}.{key}") for key, item in value.items()}
-    if origin is types.UnionType:  # X | None; never float | None, whose null would be NaN
+    if origin is types.UnionType:  # X | None; a float | None is never NaN
         return None if value is None else _from_plain(args[0], value, where)
     if origin is Literal:
         if value not in args:

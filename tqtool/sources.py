@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 
 def kl_target(params: Params) -> float:
     """Return the KL that a layer is allowed: the user's, else the balanced level's."""
-    return limit_of("balanced", "kl") if math.isnan(params.target_kl) else params.target_kl
+    return limit_of("balanced", "kl") if params.target_kl is None else params.target_kl
 
 
 def source_of(measured: Measured, params: Params) -> Source:
@@ -117,7 +117,7 @@ def warnings_of(measured: Measured, source: Source, params: Params) -> list[Noti
 def recommended(measured: Measured, params: Params) -> Recommendation:
     """Return the bits of every layer under the budget, else for the KL target."""
     curves = [_layer_curve(measured, params, layer) for layer in dict.fromkeys(measured.where.layers)]
-    if math.isnan(params.budget):
+    if params.budget is None:
         return recommend(measured.data.name, curves, target_kl=kl_target(params))
     return recommend(measured.data.name, curves, budget=params.budget)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from pathlib import Path
@@ -164,8 +163,8 @@ def validate(
         residual_window=residual_window,
         sink_tokens=sink_tokens,
         recommend_widths=RECOMMEND_WIDTHS if wanted else (),
-        budget=math.nan if budget is None else budget,
-        target_kl=math.nan if target_kl is None else positive(target_kl, "--target-kl"),
+        budget=budget,
+        target_kl=None if target_kl is None else positive(target_kl, "--target-kl"),
     )
     units = sum(len(one.layers) * one.kv_heads for one in data) * len(params.seeds)
     with output.progress("measuring heads", units) as advance:
