@@ -57,7 +57,8 @@ class Point:
     label_x: float
     label_y: float
     anchor: Anchor
-    tip: str
+    name: str  # all of it in words, for screen readers
+    tip: str  # its numbers, shown while the pointer or the focus is on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def pareto_panel(rows: Sequence[Row], metric: str, title: str, limits: Sequence[
     for row, (x, y), (low, high) in zip(shown, places, spans, strict=True):
         label = _label(row.config, x, y, area, taken)
         baseline = row.kind == "baseline"
-        points.append(Point(x, y, low, high, row.config, baseline, not row.pareto, *label, _tip(row, metric, title)))
+        points.append(Point(x, y, low, high, row.config, baseline, not row.pareto, *label, *_words(row, metric, title)))
     return Panel(
         metric=metric,
         title=title,
@@ -148,10 +149,10 @@ def _span(row: Row, metric: str, y: float, up: Callable[[float], float]) -> tupl
     return (up(summary.ci_low), up(summary.ci_high)) if summary.ci_low > 0 else (y, y)
 
 
-def _tip(row: Row, metric: str, title: str) -> str:
-    interval = figures.ci_text(row, metric)
-    tip = f"{row.config}: {row.bits_per_value:.2f} bits per value, {title} {figures.mean_text(row, metric)}"
-    return f"{tip} (95 % {interval})" if interval else tip
+def _words(row: Row, metric: str, title: str) -> tuple[str, str]:
+    bits, mean, interval = f"{row.bits_per_value:.2f}", figures.mean_text(row, metric), figures.ci_text(row, metric)
+    name = f"{row.config}: {bits} bits per value, {title} {mean}" + (f", 95 % {interval}" if interval else "")
+    return name, f"{row.config}: {bits} bits, {mean}" + (f" ({interval})" if interval else "")
 
 
 def _limit(label: str, at: float, right: int, area: Box, taken: list[Box]) -> Limit:
