@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tqtool.baselines import BASELINES, KIVI_WINDOW, TURBO3_LEVELS, Baseline, baseline, vllm_levels
+from tqtool.baselines import BASELINES, Baseline, baseline
 from tqtool.codebook import expected_error, lloyd_max, midpoints
+from tqtool.engine_formats import KIVI_WINDOW, TURBO3_LEVELS, vllm_levels
 from tqtool.errors import UsageError
 from tqtool.rotation import signs
 

@@ -156,6 +156,8 @@ def newton_correction(b: Array, mass: Array, means: Array, dim: int, law: Law) -
     """The step that a Newton iteration for b = midpoints(means(b)) subtracts from the boundaries b."""
     from scipy.linalg import solve_banded
 
+    if not len(b):  # one bit: nothing to correct, and older SciPy refuses an empty system
+        return b
     f = density(b, dim, law)
     below = f * (b - means[:-1]) / mass[:-1] / 2  # half the derivative of the mean below each boundary
     above = f * (means[1:] - b) / mass[1:] / 2  # and of the mean above it

@@ -118,10 +118,11 @@ def check_codebooks(
 def _foreign_tables(source: str, bits: int | None) -> list[ForeignTable]:
     """Return the tables of a file, or of a comma list where no file has that name."""
     from tqtool import files, foreign
+    from tqtool.listings import bare_list
 
     if not source:
         raise UsageError("no file and no levels: the argument is empty", code="usage")
-    if not Path(source).exists() and foreign.bare_list(source):
+    if not Path(source).exists() and bare_list(source):
         found = foreign.parse_tables(source)
         if not found:
             raise UsageError(
