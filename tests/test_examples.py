@@ -48,6 +48,12 @@ def test_generation_shows_how_far_the_caches_drift_apart() -> None:
     assert figure(r"tokens: (\d+) chosen alike", finer) >= 31
 
 
+@pytest.mark.parametrize(("name", "known"), [("K4/V2", 0.962), ("K2/V2", 0.879)])
+def test_stepping_through_a_real_dump_gives_its_known_cosines(shared: Path, name: str, known: float) -> None:
+    text = run("generation.py", str(shared / "dumps" / "smollm2-135m" / "kv"), name)
+    assert figure(r"output cosine ([\d.]+)", text) == pytest.approx(known, abs=0.004)
+
+
 def test_the_llama_ring_is_a_drop_in() -> None:
     text = run("llama_ring.py")
     assert figure(r"engine's loop: largest difference (\S+)", text) < 1e-5

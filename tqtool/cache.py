@@ -2,7 +2,8 @@
 
 Both keep, per layer, what the specification's memory layout says, arrays [slot][head][...], so that an eviction is
 one move an array. `seq_len` is one more than the highest slot that holds a key. A ring is a caller that writes at
-`pos % max_seq_len`. After an error a cache is what it was before. No other classes of the package change.
+`pos % max_seq_len`. After an error a cache is what it was before. The caches, and their bookkeeping in `slots` and
+`stored`, are the only classes of the package that change.
 """
 
 from __future__ import annotations
