@@ -26,7 +26,7 @@ from tqtool.cli.renderings import (
     write_outputs,
 )
 from tqtool.errors import InputError, UsageError
-from tqtool.sizes import Meta
+from tqtool.sizes import KVConfig, Meta
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,9 +144,12 @@ def validate(
     if budget is not None and target_kl is not None:
         raise UsageError("--budget and --target-kl contradict each other", code="usage")
     wanted = recommend or budget is not None or target_kl is not None
+    configs = tuple(map(str, KVConfig.parse_list(config)))
+    if not configs:
+        raise UsageError("--config names no configuration", code="usage", hint="for example -c K4/V2,K3/V2")
     numbers = sorted({number for one in data for number in one.layers if one.kind == "dump"})
     params = Params(
-        configs=tuple(part.strip() for part in config.split(",") if part.strip()),
+        configs=configs,
         baselines=tuple(one.name for one in BASELINES) if baselines else (),
         seeds=parse_numbers(seeds, "--seeds"),
         law=law,
@@ -210,6 +213,8 @@ def datasets(
     names: tuple[str, ...] = () if asked else DEFAULT
     if synthetic is not None:
         names = tuple(PURPOSE) if synthetic == "all" else tuple(n.strip() for n in synthetic.split(",") if n.strip())
+        if not names:
+            raise UsageError("--synthetic names no set", code="usage", hint=f"there are {', '.join(PURPOSE)}")
     return found + [from_synthetic(synthetic_set(name)) for name in dict.fromkeys(names)]
 
 
