@@ -201,12 +201,12 @@ def test_a_book_that_did_not_converge_is_an_error(monkeypatch: pytest.MonkeyPatc
 
 
 def test_twelve_tables_of_the_specification_take_under_50_ms() -> None:
-    def seconds() -> float:
+    def seconds() -> float:  # of the processor: a busy machine is no reason to fail
         lloyd_max.cache_clear()
-        begin = time.perf_counter()
+        begin = time.process_time()
         for dim, bits in SPECIFICATION:
             lloyd_max(dim, bits)
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
     assert min(seconds() for _ in range(4)) < 0.050
 

@@ -344,6 +344,17 @@ def test_negative_levels_are_not_options(tqtool) -> None:
     assert_allclose(json.loads(done.stdout)["tables"][0]["levels"], lloyd_max(128, 2, "sphere").centroids, atol=1e-10)
 
 
+def test_length_width_and_law_select_and_override(tqtool, tmp_path: Path) -> None:
+    (tmp_path / "t.h").write_text(codebook_header((64, 128), (2, 4), "beta"))
+    done = tqtool("check-codebooks", "t.h", "--dim", "64", "--bits", "4", "--law", "sphere", "--json")
+    tables = json.loads(done.stdout)["tables"]
+    assert [(t["dim"], t["bits"], t["law"], t["cause"]) for t in tables] == [(64, 4, "sphere", "law")] * 2
+    assert tables[1]["excess"] == pytest.approx(0.000303, abs=1e-6)  # resolutions.md, A6: at most 0.03 % at d = 64
+    absent = tqtool("check-codebooks", "t.h", "--dim", "96")
+    assert absent.returncode == 2
+    assert "there are 2 bits at d = 128, 2 bits at d = 64, 4 bits at d = 128, 4 bits at d = 64" in absent.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -355,7 +366,7 @@ def test_negative_levels_are_not_options(tqtool) -> None:
         (["0.5,0.5"], 2, "error[usage]: 0.5,0.5: not 2"),
         (["0.04,0.13"], 2, "error[usage]: levels: the vector length is not in the file"),
         (["0.04,0.13", "--dim", "5"], 2, "error[usage]: dim 5 is outside 16 to 1024"),
-        (["0.04,0.13", "--dim", "128", "--bits", "3"], 2, "error[usage]: 0.04,0.13: no table of 3 bits; there are 2"),
+        (["0.04,0.13", "--dim", "128", "--bits", "3"], 2, "error[usage]: 0.04,0.13: no such table; there are 2 bits"),
         (["0.04,0.13", "--dim", "128", "--tolerance", "nan"], 2, "error[usage]: "),
         (["0.04,0.13", "--dim", "128", "--tolerance", "-1"], 2, "error[usage]: "),
         (["--frobnicate"], 2, "error[usage]: no such option: --frobnicate"),

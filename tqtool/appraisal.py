@@ -79,8 +79,8 @@ class Appraisal:
 def appraise(table: ForeignTable, *, dim: int | None = None, law: Law | None = None) -> Appraisal:
     """Hold a table against the optimum.
 
-    What the file says of its own `dim` and `law` comes first, then the arguments, then the `sphere` law, which
-    is what rotated vectors follow.
+    The file's own length stands before `dim`; `law` stands before the file's own, and the `sphere` law, which rotated
+    vectors follow, where neither is given.
 
     Raises: `UsageError` if the vector length is needed and unknown.
     """
@@ -95,7 +95,7 @@ def appraise(table: ForeignTable, *, dim: int | None = None, law: Law | None = N
             )
         law = "gaussian"
     else:
-        law = table.law or law or "sphere"
+        law = law or table.law or "sphere"
         domain = min(("centered", "unit", "unit-variance"), key=lambda each: _scale_mismatch(table, each, dim, law))
     book = lloyd_max(dim or NORMAL_DIM, table.bits, law)
     levels = _centered(table.levels, domain, book.dim)

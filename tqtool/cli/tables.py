@@ -86,7 +86,7 @@ def check_codebooks(
         str,
         typer.Argument(metavar="FILE|LEVELS|-", help="A C header or other source, JSON, npy, npz, or a comma list."),
     ],
-    dim: Annotated[int | None, typer.Option(help="Vector length, where the file does not say it.")] = None,
+    dim: Annotated[int | None, typer.Option(help="Vector length; of a file that names lengths, only this one.")] = None,
     bits: Annotated[int | None, typer.Option(min=1, max=8, help="Only the tables of this width.")] = None,
     law: Annotated[
         LawName | None,
@@ -105,7 +105,7 @@ def check_codebooks(
 
     if tolerance != tolerance:
         raise UsageError("--tolerance nan is not a number", code="usage")
-    found = [appraise(table, dim=dim, law=law) for table in _foreign_tables(tables, bits)]
+    found = [appraise(table, dim=dim, law=law) for table in _foreign_tables(tables, dim, bits)]
     if as_json:
         output.answer_json(appraisal_json(found, tolerance / 100))
     else:
@@ -115,9 +115,10 @@ def check_codebooks(
         raise typer.Exit(TOO_DEAR)
 
 
-def _foreign_tables(source: str, bits: int | None) -> list[ForeignTable]:
+def _foreign_tables(source: str, dim: int | None, bits: int | None) -> list[ForeignTable]:
     """Return the tables of a file, or of a comma list where no file has that name."""
     from tqtool import files, foreign
+    from tqtool.datafiles import listed
     from tqtool.listings import bare_list
 
     if not source:
@@ -134,10 +135,10 @@ def _foreign_tables(source: str, bits: int | None) -> list[ForeignTable]:
         raise UsageError(f"no such option: {source}", code="usage", hint="tqtool check-codebooks --help lists them")
     else:
         found = foreign.read_tables(source)
-    chosen = [table for table in found if bits is None or table.bits == bits]
+    chosen = [t for t in found if bits in (None, t.bits) and (dim is None or t.dim in (None, dim))]
     if not chosen:
-        widths = ", ".join(map(str, sorted({table.bits for table in found})))
-        raise UsageError(f"{source}: no table of {bits} bits; there are {widths}", code="usage")
+        there = sorted({f"{t.bits} bits" + (f" at d = {t.dim}" if t.dim else "") for t in found})
+        raise UsageError(f"{source}: no such table; there are {listed(there)}", code="usage")
     return chosen
 
 
