@@ -376,6 +376,20 @@ def test_distances_do_not_count_a_rejected_draft(make: Callable[..., Cache]) -> 
     assert relative(cache.attention(q, 0, 6, config, slots=np.arange(7)), expected) < FUSED
 
 
+@both
+def test_a_rewritten_slot_is_the_newest_and_stays_so(make: Callable[..., Cache]) -> None:
+    cache = make()
+    cache.append(0, *tokens(100, 6))
+    cache.write(0, 1, *tokens(101, 1))
+    cache.truncate(5)
+    cache.append(0, *tokens(102, 1))
+    q = draw(103, 1, 1, 4, DIM)
+    config = AttentionConfig(4, DIM, KV_HEADS, causal=True, window=2)
+    newest = [1, 5]
+    expected = attention(q, cache.keys(0)[:, newest], cache.values(0)[:, newest], AttentionConfig(4, DIM, KV_HEADS))
+    assert relative(cache.attention(q, 0, 5, config), expected) < FUSED
+
+
 def test_a_window_as_long_as_the_cache_is_the_float32_cache() -> None:
     k, v = tokens(62, 10)
     q = draw(63, 1, 10, 4, DIM)
