@@ -226,6 +226,14 @@ def test_synthetic_data_and_proxy_queries_never_vouch_for_a_model() -> None:
     assert headline(with_source(report, query_source="proxy")).startswith("UNVERIFIED")
 
 
+def test_with_several_sources_sentences_say_which_one_they_are_about() -> None:
+    report = sample_report()
+    two = dataclasses.replace(report, sources=(*report.sources, dataclasses.replace(report.sources[0], name="other")))
+    for name in ("terminal", "markdown", "html"):
+        assert "smollm2-135m/kv: Keys decide here" in RENDERINGS[name](two)
+        assert "smollm2-135m/kv: Keys decide here" not in RENDERINGS[name](report)
+
+
 # Any report
 
 

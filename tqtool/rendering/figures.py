@@ -135,6 +135,25 @@ def is_gated(report: Report) -> bool:
     return bool(report.gate.checks) or report.gate.name != "none"
 
 
+def diagnosis(report: Report) -> list[str]:
+    """Return the diagnosis sentences, each with the source it is about where there are several."""
+    return [_about(report, finding.source, finding.sentence) for finding in report.diagnosis]
+
+
+def warnings(report: Report) -> list[str]:
+    """Return the warnings, each with the source it is about where there are several."""
+    return [_about(report, notice.source, notice.text) for notice in report.warnings]
+
+
+def _about(report: Report, source: str, text: str) -> str:
+    return f"{source}: {text}" if source and len(report.sources) > 1 else text
+
+
+def gate_title(report: Report) -> str:
+    """Return the gate's name as a title; some conditions hold without one: something must have been quantized."""
+    return "Conditions" if report.gate.name == "none" else f"Gate {report.gate.name}"
+
+
 def by_cost(rows: Iterable[Row]) -> list[Row]:
     """Return rows from most to fewest bits, at equal bits by (kl, v_readout_err); the control first, to read from."""
 

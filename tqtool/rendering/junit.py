@@ -33,7 +33,7 @@ def _suite(report: Report, source: Source) -> ElementTree.Element:
         checks = [check for check in report.gate.checks if (check.source, check.config) == (row.source, row.config)]
         for check in checks:
             suite.append(_case(check))
-        if not checks or row.status == "error":
+        if not checks or (row.status == "error" and all(check.status != "error" for check in checks)):
             suite.append(_engaged(row))
         gated = {check.metric for check in checks}
         for metric, summary in row.metrics.items():

@@ -54,8 +54,8 @@ def _blocks(report: Report, gated: bool) -> list[tuple[str, str]]:
         line = " · ".join(figures.data_parts(source))
         table = _table(HEADER, [_cells(row, gated) for row in figures.rows_of(report, source)])
         blocks.append((f"the table of {source.name}", f"**{escape(source.name)}**: {escape(line)}\n\n{table}"))
-    lines = [f"> **Warning:** {escape(notice.text)}\n" for notice in report.warnings]
-    lines += [f"- {escape(finding.sentence)}\n" for finding in report.diagnosis]
+    lines = [f"> **Warning:** {escape(text)}\n" for text in figures.warnings(report)]
+    lines += [f"- {escape(sentence)}\n" for sentence in figures.diagnosis(report)]
     if lines:
         blocks.append(("the diagnosis", "".join(f"{line}\n" if line.startswith(">") else line for line in lines)))
     if report.next:
@@ -101,7 +101,7 @@ def _checks(report: Report) -> str:
             [escape(c.config), f"{escape(c.metric)} {relation} {c.limit:g}", measured, escape(c.where), verdict]
         )
     missed = sum(check.status != "pass" for check in report.gate.checks)
-    summary = f"Gate {escape(report.gate.name)}: {missed} of {figures.plural(len(rows), 'limit')} missed"
+    summary = f"{escape(figures.gate_title(report))}: {missed} of {figures.plural(len(rows), 'limit')} missed"
     return _details(summary, _table(("config", "limit", "measured", "where", "verdict"), rows))
 
 

@@ -77,8 +77,8 @@ def report_terminal(report: Report, width: int | None = None, unicode: bool = Tr
         footnote = _wrap(FOOTNOTE, width, paint("dim"))
         blocks += [f"{title}\n{specification_table(report, compared)}\n{footnote}"]
     blocks += [_recommendations(report)]
-    blocks += ["\n".join(_wrap(f"warning: {notice.text}", width, paint("yellow")) for notice in report.warnings)]
-    blocks += ["\n".join(_wrap(finding.sentence, width) for finding in report.diagnosis)]
+    blocks += ["\n".join(_wrap(f"warning: {text}", width, paint("yellow")) for text in figures.warnings(report))]
+    blocks += ["\n".join(_wrap(sentence, width) for sentence in figures.diagnosis(report))]
     if report.next:
         blocks += [f"{paint('bold')('Next:')} {report.next}"]  # never wrapped: it is there to be copied
     blocks += [_gate_line(report, width, unicode, paint)]
@@ -229,5 +229,5 @@ def _gate_line(report: Report, width: int | None, unicode: bool, paint: Paint) -
     if not figures.is_gated(report):
         return _wrap(figures.headline(report), width, paint("bold"))
     key = "pass" if report.gate.passed else "fail"
-    line = f"{symbols[key]} Gate {report.gate.name}: {report.gate.summary}"
+    line = f"{symbols[key]} {figures.gate_title(report)}: {report.gate.summary}"
     return _wrap(line, width, lambda text: paint("bold")(paint(VERDICT_COLOUR[key])(text)), indent="  ")
