@@ -187,6 +187,14 @@ def sees(queries: NDArray[np.int64], keys: NDArray[np.int64], *, causal: bool, w
     return seen if window is None else seen & (np.abs(ahead) < window)
 
 
+def reach(q_len: int, kv_len: int, config: AttentionConfig, *, start: int) -> slice:
+    """Return the keys that any of q_len queries at positions start, start + 1, ... may see: the rest need no work."""
+    behind = kv_len if config.window is None else config.window - 1
+    ahead = 0 if config.causal else behind
+    end = min(kv_len, max(0, start + q_len + ahead))
+    return slice(min(max(0, start - behind), end), end)
+
+
 def causal_mask(seq_len: int) -> NDArray[np.float32]:
     """Return the additive causal mask (1, 1, seq_len, seq_len): 0 where seen, -inf ahead."""
     seen = visible(seq_len, seq_len, causal=True)
@@ -223,10 +231,10 @@ def _attend(q: Array, k: Array, v: Array, mask: Array | None, config: AttentionC
     out = np.empty((batch, q_len, heads, v.shape[3]), np.result_type(q, k, v, np.float32))
     for part in query_blocks(q_len, batch * heads * kv_len):
         first = kv_len - q_len + part.start
-        end = max(0, first + part.stop - part.start) if config.causal else kv_len  # later keys are hidden anyway
-        seen = None if mask is None else mask[:, :, part, :end]
-        raw = scores(q[:, part], k[:, :end], config, mask=seen, start=first)
-        out[:, part] = mix(softmax(raw), v[:, :end])
+        near = reach(part.stop - part.start, kv_len, config, start=first)
+        seen = None if mask is None else mask[:, :, part, near]
+        raw = scores(q[:, part], k[:, near], config, mask=seen, start=first - near.start)
+        out[:, part] = mix(softmax(raw), v[:, near])
     return out
 
 

@@ -8,6 +8,7 @@ Source: the specification, Fused dequant-dot.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool import runtime
-from tqtool.attention import Array, AttentionConfig, query_blocks, soft_cap, softmax, visible
+from tqtool.attention import Array, AttentionConfig, query_blocks, reach, soft_cap, softmax, visible
 from tqtool.codec import CodecSpec, Encoded, engine
 from tqtool.packing import unpack_columns
 from tqtool.rotation import rotate, unrotate
@@ -42,18 +43,24 @@ def fused_attention(
     batch, q_len, heads, dim = q.shape
     count, kv_heads = keys.row_of.shape
     threads = 1 if batch * kv_heads * count * dim < PARALLEL_WORK else threads
-    scaled = q.astype(np.float32) * np.float32(config.score_scale)
+    if config.window is not None and seen is None and q_len == 1:
+        near = reach(1, count, config, start=count - 1)
+        keys, values, config = keys.part(near), values.part(near), replace(config, window=None)
+        count = near.stop - near.start
     plain = seen is None and config.window is None and config.softcap is None
+    scaled = q.astype(np.float32) * np.float32(config.score_scale)
     if plain and engine() == "runtime" and not (keys.protected or values.protected):
         causal = config.causal
         return runtime.attend(scaled, keys.encoded, values.encoded, scale=1.0, causal=causal, threads=threads)
     out = np.empty(q.shape, np.float32)
     units = list(product(range(batch), range(kv_heads)))
-    for part in query_blocks(q_len, len(units) * heads // kv_heads * count):
-        first = count - q_len + part.start
-        mask = visible(part.stop - part.start, count, causal=config.causal, window=config.window, start=first)[None]
-        mask = mask if seen is None else mask & seen[:, part]
-        attend = partial(_attend_head, scaled[:, part], keys, values, config, mask, out[:, part])
+    for part in query_blocks(q_len, batch * heads * count):
+        first, length = count - q_len + part.start, part.stop - part.start
+        near = reach(length, count, config, start=first)
+        start, width = first - near.start, near.stop - near.start
+        mask = visible(length, width, causal=config.causal, window=config.window, start=start)[None]
+        mask = mask if seen is None else mask & seen[:, part, near]
+        attend = partial(_attend_head, scaled[:, part], keys.part(near), values.part(near), config, mask, out[:, part])
         for _ in ordered_map(attend, units, threads=threads):
             pass
     return out

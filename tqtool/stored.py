@@ -29,6 +29,11 @@ class Stored:
         x[:, places, heads] = self.exact[:, self.row_of[places, heads], heads]
         return x
 
+    def part(self, near: slice) -> Stored:
+        """Return a range of the vectors."""
+        codes, meta = self.encoded.codes[:, near], self.encoded.meta[:, near]
+        return Stored(Encoded(self.encoded.spec, codes, meta), self.exact, self.row_of[near])
+
     @property
     def protected(self) -> bool:
         """Whether rows may be kept in float32."""
