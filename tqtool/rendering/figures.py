@@ -254,7 +254,7 @@ SCOPE = (
 
 def recommendation_goal(rec: Recommendation) -> str:
     """Return what the recommendation was asked to meet, and whether it does."""
-    goal = f"KL ≤ {figure(rec.target_kl)}" if math.isnan(rec.budget) else f"{rec.budget:g} bits per value"
+    goal = f"KL ≤ {figure(rec.target_kl)}" if math.isnan(rec.budget) else f"at most {rec.budget:g} bits per value"
     return goal if rec.feasible else f"{goal}: not reachable ({rec.reason})" if rec.reason else f"{goal}: not reachable"
 
 
