@@ -99,3 +99,28 @@ def test_compare_prints_a_table_or_json(tqtool: Run, saved: Path) -> None:
     found = json.loads(tqtool("compare", saved, saved, "--json").stdout)
     assert found["schema"] == "tqtool.compare/1"
     assert len(found["pairs"]) == 8
+
+
+def test_all_files_are_the_same_for_any_number_of_threads_and_when_rendered_again(tqtool: Run, tmp_path: Path) -> None:
+    from importlib.resources import files
+
+    sample = str(files("tqtool") / "data" / "sample")
+    names = {"json": "r.json", "markdown": "r.md", "html": "r.html", "junit": "r.xml", "tsv": "r.tsv"}
+
+    def outputs(folder: str) -> list[str]:
+        (tmp_path / folder).mkdir()
+        return [part for kind, name in names.items() for part in (f"--{kind}-out", f"{folder}/{name}")]
+
+    measured = [
+        tqtool("validate", sample, "-c", "K4/V2,K3/V3", "--max-queries", 64, "--gate", "lenient", "--threads", n,
+               *outputs(f"threads{n}"))
+        for n in (1, 2)
+    ]  # fmt: skip
+    again = tqtool("report", "threads1/r.json", *outputs("again"))
+    assert [done.returncode for done in (*measured, again)] == [1, 1, 0]
+    assert again.stdout == measured[0].stdout == measured[1].stdout
+    for name in names.values():
+        texts = [(tmp_path / folder / name).read_text() for folder in ("threads1", "threads2", "again")]
+        if name == "r.json":  # `run` alone may differ between runs
+            texts = [json.dumps(json.loads(text) | {"run": {}}) for text in texts]
+        assert texts[0] == texts[1] == texts[2], name
