@@ -121,27 +121,9 @@ def test_zero_vectors_are_left_out() -> None:
     assert_allclose(metrics.norm_ratio(x, y), [np.nan, 0.0])
 
 
-def test_the_common_part_of_keys_and_their_outliers() -> None:
+def test_outlier_channels_are_measured_about_the_mean() -> None:
     rng = np.random.default_rng(3)
     k = rng.standard_normal((4000, 128))
-    assert metrics.key_offset(k) < 0.001
-    assert_allclose(metrics.key_offset(k + np.sqrt(3)), 0.75, atol=0.01)
+    assert metrics.outlier_share(k + 5) < 0.05
     k[:, :3] *= 20
     assert_allclose(metrics.outlier_share(k), 3 * 400 / (125 + 3 * 400), atol=0.01)
-
-
-@pytest.mark.parametrize("change", ["mean", "channels", "norms", "heavy"])
-def test_iid_data_are_told_from_others(change: str) -> None:
-    rng = np.random.default_rng(5)
-    x = rng.standard_normal((256, 128))
-    assert metrics.looks_iid(x)
-    assert metrics.looks_iid(30 * x)
-    if change == "mean":
-        x += 0.5
-    elif change == "channels":
-        x[:, :4] *= 3
-    elif change == "norms":
-        x *= np.linspace(0.5, 1.5, 256)[:, None]
-    else:
-        x = rng.standard_t(4, x.shape)
-    assert not metrics.looks_iid(x)

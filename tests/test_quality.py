@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from conftest import Run
 
+from tqtool.cli.app import app
 from tqtool.cli.options import parse_layers, reproduce
-from tqtool.errors import UsageError
+from tqtool.errors import TqError, UsageError
 
 
 @pytest.fixture
@@ -185,14 +186,20 @@ def test_a_recommendation_keeps_its_budget_or_meets_its_target(tqtool: Run, dump
     ],
 )
 def test_mistakes_are_one_line_with_their_code(
-    tqtool: Run, dump: Path, arguments: tuple[str, ...], status: int, code: str, words: str
+    dump: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], status: int, code: str, words: str
 ) -> None:
-    result = tqtool("validate", *arguments)
-    assert result.returncode == status, result.stderr
-    line = result.stderr.splitlines()[0]
-    assert line.startswith(f"tqtool: error[{code}]: ")
-    assert words in line + result.stderr.split("hint:")[-1]
-    assert "Traceback" not in result.stderr
+    monkeypatch.chdir(dump.parent)
+    with pytest.raises(TqError) as caught:  # `test_cli.py` shows how the boundary prints it
+        app(["validate", *arguments], standalone_mode=False)
+    assert (caught.value.status, caught.value.code) == (status, code)
+    assert words in f"{caught.value} {caught.value.hint}"
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistake_is_told_before_any_work(tqtool: Run, dump: Path) -> None:
+    result = tqtool("validate", "dump", "--json", "--format", "tsv")
+    assert result.returncode == 2
+    assert result.stderr == "tqtool: error[usage]: --json contradicts --format tsv\n"
 
 
 def test_values_that_are_not_finite_are_placed(tqtool: Run, dump: Path) -> None:
@@ -201,7 +208,7 @@ def test_values_that_are_not_finite_are_placed(tqtool: Run, dump: Path) -> None:
     np.save(dump / "layer05_k.npy", k)
     result = tqtool("validate", "dump")
     assert result.returncode == 3
-    assert "error[non-finite]: dump: k of layer 5: 1 NaN; first NaN at [1, 17, 5]" in result.stderr
+    assert "error[non-finite]: dump/layer05_k.npy: 1 NaN; first NaN at [1, 17, 5]" in result.stderr
 
 
 def test_layers_are_named_by_number_range_or_end() -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tqtool.dumps import Dump
 from tqtool.errors import InputError
+from tqtool.health import refusal
 from tqtool.report import Input
 from tqtool.synthetic import SyntheticSet
 
@@ -41,6 +42,7 @@ class Dataset:
     scale: float
     notes: tuple[str, ...] = ()
     inputs: tuple[Input, ...] = ()
+    blame: Callable[[int, str], InputError] | None = None  # (layer index, "k") -> what is not finite, and where
 
     @property
     def proxies(self) -> bool:
@@ -198,4 +200,5 @@ def from_dump(
         scale=dump.scaling or 1 / sqrt(dump.dim),
         notes=dump.notes if name is None else (),
         inputs=inputs,
+        blame=lambda index, kind: refusal(getattr(dump.layers[index], kind)),
     )

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, islice
 
 from tqtool.gates import limit_of
+from tqtool.health import LARGE_OFFSET
 from tqtool.report import Finding, Report, Row, Source
 
 MOST = 3
-OFFSET_SHARE = 0.5  # of the keys' energy in one constant vector
 PARALLEL = 0.9  # of that share: the vectors nearly all point the same way
 MANY_SEEDS = 4
 NOMINAL = 1.1  # distortion ratios up to here are what theory expects
@@ -42,7 +42,7 @@ Rule = Callable[[Source, Sequence[Row], Report], Found]
 
 def _key_offset(source: Source, rows: Sequence[Row], report: Report) -> Found:
     share = source.key_offset_worst
-    if share <= OFFSET_SHARE or report.params.center_keys:
+    if share <= LARGE_OFFSET or report.params.center_keys:
         return
     for row in islice(_moved(rows), 1):
         nominal = row.metrics["k_distortion_ratio"].mean <= NOMINAL

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tqtool import metrics
 from tqtool.attention import sees
 from tqtool.dataset import Head
+from tqtool.health import examine
 
 Array = NDArray[np.float64]
 Array32 = NDArray[np.float32]
@@ -175,15 +176,16 @@ def _storage(side: str, exact: Array32, restored: Array32, coder: Coder, index: 
 
 
 def _facts(unit: Head) -> dict[str, float]:
-    k, v = unit.k.astype(np.float64), unit.v.astype(np.float64)
+    keys, values = (examine(x[None]) for x in (unit.k, unit.v))
     return {
-        "tokens": float(len(k)),
-        "dim": float(k.shape[1]),
-        "key_offset": metrics.key_offset(k),
-        "outlier_share": metrics.outlier_share(k),
-        "zero_keys": float(np.count_nonzero(~unit.k.any(axis=1))),
-        "zero_values": float(np.count_nonzero(~unit.v.any(axis=1))),
-        "iid": float(metrics.looks_iid(k) and metrics.looks_iid(v)),
+        "tokens": float(len(unit.k)),
+        "dim": float(unit.k.shape[1]),
+        "key_offset": keys.offset_share,
+        "outlier_share": metrics.outlier_share(unit.k.astype(np.float64)),
+        "zero_keys": float(keys.zero_vectors),
+        "zero_values": float(values.zero_vectors),
+        "norm_max": max(keys.norm_max, values.norm_max),
+        "iid": float(keys.looks_iid and values.looks_iid),
     }
 
 

@@ -18,7 +18,6 @@ Index = NDArray[np.intp]
 TOP = 8  # of mass_8
 MASS_MIN_KEYS = 16  # with fewer keys the top 8 are most of them
 OUTLIERS = 0.025  # of the channels: 3 of 128
-IID_VALUES = 2048  # fewer numbers look like anything
 DECISIVE = 2.0  # the best weight is at least so many times the second
 
 
@@ -168,13 +167,6 @@ def readout_noise(exact: Weights, v: Array, output: Array) -> Array:
         return np.where(norm > 0, np.sqrt(spread) / norm, np.nan)
 
 
-def key_offset(k: Array) -> float:
-    """|mean k|^2 / mean |k|^2: the share of energy in one vector common to all keys; NaN where all are zero."""
-    energy = float(np.mean(row_products(k, k)))
-    mean = k.mean(axis=0)
-    return float(mean @ mean) / energy if energy > 0 else float("nan")
-
-
 def outlier_share(k: Array) -> float:
     """Share of the energy about the mean that the strongest 2.5 % of channels hold; NaN where there is none."""
     channels = np.sort(np.square(k - k.mean(axis=0)).mean(axis=0))
@@ -186,23 +178,3 @@ def sink_share(exact: Weights, first: int) -> Array:
     """Attention on the first `first` keys."""
     share: Array = exact.p[:, :first].sum(axis=1)
     return share
-
-
-def looks_iid(x: Array) -> bool:
-    """Whether the rows could be independent N(m 0, s): no common vector, equal channels, equal norms, kurtosis 3.
-
-    Each statistic is held against four of its own standard errors under that law; real keys and values are far off.
-    """
-    n, dim = x.shape
-    spread = float(x.std())
-    if n * dim < IID_VALUES or spread == 0:
-        return False
-    u = x / spread
-    channels, norms = np.square(u).mean(axis=0), np.square(u).mean(axis=1)
-    checks = (
-        (float(np.square(u.mean(axis=0)).mean()) * n, 1.0, np.sqrt(2 / dim)),
-        (float(channels.var()) * n / 2, 1.0, np.sqrt(2 / dim) + 4 / n),
-        (float(norms.var()) * dim / 2, 1.0, np.sqrt(2 / n) + 4 / dim),
-        (float((u**4).mean()), 3.0, np.sqrt(96 / (n * dim))),
-    )
-    return all(abs(value - expected) <= 4 * error for value, expected, error in checks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,16 +11,19 @@ from numpy.typing import NDArray
 from tqtool.aggregate import layer_name
 from tqtool.baselines import BASELINES
 from tqtool.codebook import distortion, lloyd_max
-from tqtool.diagnosis import OFFSET_SHARE
 from tqtool.gates import limit_of
+from tqtool.health import FLOAT16_MAX, LARGE_OFFSET
 from tqtool.measure import Pair
 from tqtool.params import Params
 from tqtool.recommend import Choice, LayerCurve, recommend
-from tqtool.report import Notice, Recommendation, Source
+from tqtool.report import Notice, Recommendation, Row, Source
 from tqtool.rows import Measured
 from tqtool.sizes import MAX_BITS, UNTOUCHED, vector_bytes
 
 Array = NDArray[np.float64]
+
+SMALL_KL = 0.5  # nats; beyond it the second order says nothing
+KL_GAP = 0.3
 
 
 def kl_target(params: Params) -> float:
@@ -89,7 +92,7 @@ def warnings_of(measured: Measured, source: Source, params: Params) -> list[Noti
     if source.query_source == "proxy":
         text = "no queries: keys stand in for them, every verdict is UNVERIFIED; capture queries too"
         found.append(Notice("proxy-queries", text, source.name))
-    if source.key_offset_worst > OFFSET_SHARE:
+    if source.key_offset_worst > LARGE_OFFSET:
         text = (
             f"keys share one constant vector with {source.key_offset:.0%} of their energy (median head; "
             f"worst {source.key_offset_worst:.0%}); try --center-keys"
@@ -104,6 +107,16 @@ def warnings_of(measured: Measured, source: Source, params: Params) -> list[Noti
             f"cosine of {theory} bits for any such data"
         )
         found.append(Notice("iid", text, source.name))
+    norm = max(r.facts["norm_max"] for r in measured.seeds[0])
+    if norm > FLOAT16_MAX:
+        text = f"vectors are up to {norm:.6g} long: beyond float16, so engines that store norms in it lose them"
+        found.append(Notice("norm-range", text, source.name))
+    if params.center_values:
+        text = (
+            "values are stored less their mean over all tokens; where sink tokens carry small values this can hurt: "
+            "compare v_readout_err without --center-values"
+        )
+        found.append(Notice("center-values", text, source.name))
     for one in BASELINES:
         if one.name in params.baselines and (reason := one.dims(source.dim)):
             text = f"baseline {one.name} is left out: it {reason}, these vectors have {source.dim} coordinates"
@@ -111,6 +124,17 @@ def warnings_of(measured: Measured, source: Source, params: Params) -> list[Noti
     if measured.thinned_to is not None:
         text = f"queries were thinned evenly to {measured.thinned_to} of each head to bound memory"
         found.append(Notice("thinned", text, source.name))
+    return found
+
+
+def cross_check(rows: Sequence[Row]) -> list[Notice]:
+    """Return a warning where KL is far from half the variance of the score noise, which small noise makes it."""
+    found = []
+    for row in rows:
+        kl, half = row.metrics["kl"].mean, row.metrics["sigma_rms"].mean ** 2 / 2
+        if half > 0 and kl < SMALL_KL and abs(kl / half - 1) > KL_GAP:
+            text = f"{row.config}: KL {kl:.3g} is far from sigma_a^2/2 = {half:.3g}; read the tails, not the means"
+            found.append(Notice("kl-gap", text, row.source))
     return found
 
 

@@ -29,7 +29,7 @@ from tqtool.report import Input, LayerValues, Notice, Recommendation, Report, Ro
 from tqtool.report_json import rounded
 from tqtool.rows import Measured, layers_of, rows_of
 from tqtool.sizes import UNTOUCHED
-from tqtool.sources import recommended, source_of, warnings_of
+from tqtool.sources import cross_check, recommended, source_of, warnings_of
 from tqtool.units import ordered_map
 
 Array = NDArray[np.float64]
@@ -105,11 +105,10 @@ def _query_limit(data: Dataset, plan: Plan, params: Params) -> tuple[int | None,
 def _checked_heads(data: Dataset, index: int, limit: int | None) -> list[Head]:
     for name, x in zip("qkv", data.load(index), strict=True):
         if x is not None and not np.isfinite(x).all():
-            raise InputError(
-                f"{data.name}: {name} of layer {data.layers[index]}: {refusal(x)}",
-                code="non-finite",
-                hint="a query, key or value that is not finite has no attention; repair the capture",
-            )
+            found = data.blame(index, name) if data.blame else refusal(x)
+            place = "" if data.blame else f"{data.name}: {name} of layer {data.layers[index]}: "
+            hint = "a query, key or value that is not finite has no attention; repair the capture"
+            raise InputError(f"{place}{found}", code="non-finite", hint=hint, path=found.path)
     return heads_of(data, index, limit)
 
 
@@ -151,9 +150,10 @@ def validate(
         measured = measure(data, params, threads=threads, executor=executor, advance=advance)
         source = source_of(measured, params)
         sources.append(source)
-        rows += judged(rows_of(measured), source)
+        found = judged(rows_of(measured), source)
+        rows += found
         layers += layers_of(measured)
-        warnings += warnings_of(measured, source, params)
+        warnings += warnings_of(measured, source, params) + cross_check(found)
         inputs += data.inputs
         if params.recommend_widths and data.kind == "dump":
             recommendations.append(recommended(measured, params))

@@ -17,10 +17,12 @@ SHOWN_VALUES = {"--threads", "--color", "--format"}
 
 
 def parse_numbers(text: str, option: str) -> tuple[int, ...]:
-    """Read a comma list of numbers that are not negative."""
+    """Read a comma list of unsigned 64-bit numbers."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isascii() and part.isdigit() for part in parts):
         raise UsageError(f"{option} {text!r}: need numbers separated by commas", code="usage")
+    if any(len(part) > 20 or int(part) >= 2**64 for part in parts):
+        raise UsageError(f"{option} {text!r}: need 64-bit unsigned numbers", code="usage")
     return tuple(dict.fromkeys(map(int, parts)))
 
 

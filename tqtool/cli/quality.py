@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -22,11 +24,13 @@ from tqtool.cli.renderings import (
     Outputs,
     TsvOut,
     check_outputs,
+    format_of,
     print_report,
     write_outputs,
 )
 from tqtool.errors import InputError, UsageError
 from tqtool.sizes import KVConfig, Meta
+from tqtool.units import default_threads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,6 +135,7 @@ def validate(
 
     outputs = Outputs(json_out, markdown_out, html_out, junit_out, tsv_out)
     check_outputs(outputs, [*(dump or ()), *(path for path in (k, v, q, baseline) if path)], force=force)
+    format_of(chosen, as_json=as_json)
     name, limits = asked_limits(gate, gate_config, minimum or (), maximum or ())
     rules = parse_rules(scale_rule)
     data = datasets(dump or [], k, v, q, layout=layout, dtype=dtype, synthetic=synthetic, causal=causal)
@@ -143,6 +148,8 @@ def validate(
         )
     if budget is not None and target_kl is not None:
         raise UsageError("--budget and --target-kl contradict each other", code="usage")
+    if window is not None and causal is False:
+        raise UsageError("a window needs a causal mask", code="usage", hint="leave out --no-causal or --window")
     wanted = recommend or budget is not None or target_kl is not None
     configs = tuple(map(str, KVConfig.parse_list(config)))
     if not configs:
@@ -170,9 +177,19 @@ def validate(
         target_kl=None if target_kl is None else positive(target_kl, "--target-kl"),
     )
     units = sum(len(one.layers) * one.kv_heads for one in data) * len(params.seeds)
+    for line in dict.fromkeys(line for one in data for line in one.notes):
+        output.note(line)
+    threads, begun = output.settings().threads, datetime.now(UTC)
     with output.progress("measuring heads", units) as advance:
-        report = run(data, params, threads=output.settings().threads, advance=advance, command=reproduce(sys.argv[1:]))
-    report = finish(report, name, limits, baseline, max_regress)
+        report = run(data, params, threads=threads, advance=advance, command=reproduce(sys.argv[1:]))
+    report = replace(
+        finish(report, name, limits, baseline, max_regress),
+        run={
+            "started": begun.isoformat(timespec="seconds"),
+            "seconds": f"{(datetime.now(UTC) - begun).total_seconds():.2f}",
+            "threads": str(threads or default_threads()),
+        },
+    )
     write_outputs(report, outputs, force=force)
     print_report(report, chosen, as_json=as_json)
     if not report.gate.passed:
@@ -237,8 +254,6 @@ def asked_limits(
 
 def finish(report: Report, name: str, limits: Sequence[Limit], baseline: str | None, max_regress: float) -> Report:
     """Return the report with its gate decided, and with what was only this run's."""
-    from dataclasses import replace
-
     from tqtool.cli.reports import read_report
     from tqtool.gates import against_baseline, conclude, decide, gated_rows
 

@@ -75,9 +75,14 @@ def write_outputs(report: Report, outputs: Outputs, *, force: bool) -> None:
 
 def print_report(report: Report, chosen: Format, *, as_json: bool) -> None:
     """Print the report to stdout."""
+    output.answer(render(report, format_of(chosen, as_json=as_json)))
+
+
+def format_of(chosen: Format, *, as_json: bool) -> Format:
+    """Return the format asked for by --format and --json. Raises `UsageError` where they contradict each other."""
     if as_json and chosen not in ("auto", "json"):
         raise UsageError(f"--json contradicts --format {chosen}", code="usage")
-    output.answer(render(report, "json" if as_json else chosen))
+    return "json" if as_json else chosen
 
 
 def render(report: Report, chosen: Format) -> str:
