@@ -86,7 +86,7 @@ def test_reasonable_layouts_are_read(text: str) -> None:
         "{ } [ ] { [ } ]",
         "{" * 5000 + "[" * 5000,
         "float x[4] = {0x1p99999f, 0x2p99999f, 0xp1, 1__0.5};",
-        "[" * 100_000,
+        "[" * 20_000,
         "",
     ],
 )
@@ -283,7 +283,7 @@ def test_a_table_without_a_length_is_refused_with_a_guess() -> None:
         (b"", "empty-file"),
         (b"\xff\xfe0\x00.\x005\x00", "no-tables"),
         (b"-1e-300, -1e-301, 1e-301, 1e-300", "no-tables"),
-        (b"{" * 1_000_000, "no-tables"),
+        (b"{" * 100_000, "no-tables"),
         (b"PK\x03\x04 not a zip", None),
         (b"\x20\0\0\0\0\0\0\0{ no json after all ", None),
         (b"\x93NUMPY\x01\x00", None),

@@ -226,14 +226,11 @@ def test_check_and_diff_say_whether_a_header_is_stale(tqtool, tmp_path: Path, he
     assert (tmp_path / "t.h").read_text().count("0.50001f") == 1  # nothing was written
 
 
-@pytest.mark.parametrize("form", ["c-header", "json", "npz"])
-def test_every_format_is_the_same_from_run_to_run(tqtool, tmp_path: Path, form: str) -> None:
-    for name in ("a", "b"):
-        assert tqtool("gen-codebooks", "--dims", "80", "--bits", "1,4", "--format", form, "-o", name).returncode == 0
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert (
-        tqtool("gen-codebooks", "--dims", "80", "--bits", "1,4", "--format", form, "-o", "a", "--check").returncode == 0
-    )
+def test_every_format_is_the_same_from_run_to_run(tqtool) -> None:
+    for form in ("json", "npz"):  # of the C header, the tracked file is the witness
+        options = ("gen-codebooks", "--dims", "80", "--bits", "1,4", "--format", form, "-o", "a." + form)
+        assert tqtool(*options).returncode == 0
+        assert tqtool(*options, "--check").returncode == 0
 
 
 def test_json_and_npz_hold_the_tables_in_float64(tqtool, tmp_path: Path) -> None:
