@@ -141,8 +141,12 @@ def _chosen(rows: Sequence[Row], gated: bool) -> int:
     """Return the index of the row whose heat map is shown first: the cheapest of the best verdict."""
     order = ("pass", *figures.LEVELS, "unverified", "fail", "error")
     ours = [i for i, row in enumerate(rows) if row.kind == "turboquant"]
-    ranks = {i: (order.index(figures.verdict_key(rows[i], gated=gated)), rows[i].bits_per_value) for i in ours}
-    return min(ours, key=ranks.__getitem__, default=0)
+
+    def rank(i: int) -> tuple[int, int, float]:
+        key = figures.verdict_key(rows[i], gated=gated)
+        return order.index(key), figures.LEVELS.index(rows[i].level), rows[i].bits_per_value
+
+    return min(ours, key=rank, default=0)
 
 
 def _causes(rows: Sequence[Row]) -> list[tuple[Row, float, float]]:
