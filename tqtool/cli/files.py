@@ -122,7 +122,7 @@ def compress(
     stats: Annotated[
         bool | None,
         typer.Option(
-            "--stats/--no-stats", help="Measure every vector / none; else a sample of 65,536.", show_default=False
+            "--stats/--no-stats", help="Measure every vector and hash the source / neither; else a sample of 16,384 vectors.", show_default=False
         ),
     ] = None,
     force: ForceOption = False,
