@@ -151,25 +151,34 @@ def encode(x: NDArray[np.generic], spec: CodecSpec, *, threads: int | None = Non
     return Encoded(spec, codes.reshape(*lead, spec.code_bytes), meta.reshape(*lead, *meta.shape[1:]))
 
 
-def decode(encoded: Encoded, *, threads: int | None = None) -> NDArray[np.float32]:
-    """Return the restored vectors, shape (..., dim), float32. `IntegrityError` if a scale is impossible."""
+def decode(
+    encoded: Encoded, *, out: NDArray[np.float32] | None = None, threads: int | None = None
+) -> NDArray[np.float32]:
+    """Return the restored vectors, shape (..., dim), float32: `out`, if given, a contiguous array of that shape.
+
+    `IntegrityError` if a scale is impossible.
+    """
     spec = encoded.spec
     decode_rows = runtime.decode_rows if engine() == "runtime" else reference.decode_rows
+    if out is None:
+        out = np.empty(encoded.shape, np.float32)
+    elif out.shape != encoded.shape or out.dtype != np.float32 or not out.flags.c_contiguous:
+        raise ValueError(f"out {out.dtype} {out.shape}; need a contiguous float32 array {encoded.shape}")
     codes = np.ascontiguousarray(encoded.codes).reshape(-1, spec.code_bytes)
-    scales = np.ascontiguousarray(encoded.scales).reshape(-1)
-    if not ((scales >= 0) & (scales <= MAX_SCALE)).all():
-        raise IntegrityError("a scale is negative, not finite or beyond 2^126", code="metadata")
-    out = np.empty((len(codes), spec.dim), np.float32)
-
+    scales = (encoded.meta[..., 0] if spec.meta == "range" else encoded.meta).reshape(-1)
+    rows = out.reshape(-1, spec.dim)
     step = block_rows(spec.dim)
 
     def decode_block(start: int) -> None:
         part = slice(start, start + step)
-        decode_rows(codes[part], scales[part], spec, out[part])
+        scale = np.ascontiguousarray(scales[part], np.float32)
+        if not ((scale >= 0) & (scale <= MAX_SCALE)).all():
+            raise IntegrityError("a scale is negative, not finite or beyond 2^126", code="metadata")
+        decode_rows(codes[part], scale, spec, rows[part])
 
     for _ in ordered_map(decode_block, range(0, len(codes), step), threads=threads):
         pass
-    return out.reshape(encoded.shape)
+    return out
 
 
 def expected_error(spec: CodecSpec) -> float:

@@ -56,9 +56,9 @@ def _global_options(
 
 
 def _register_commands() -> None:
-    from tqtool.cli import files, memory, quality, reports, tables
+    from tqtool.cli import engine, files, memory, quality, reports, tables
 
-    for part in (files, memory, quality, reports, tables):
+    for part in (files, memory, quality, reports, tables, engine):
         part.register(app)
 
 

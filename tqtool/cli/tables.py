@@ -54,13 +54,13 @@ def gen_codebooks(
         raise UsageError("--check and --diff write nothing, so --force has no meaning", code="usage")
     if out == "":
         raise UsageError("-o names no file", code="usage", hint="for standard output use -o -")
-    dim_list, bit_list = _integers("--dims", dims), _integers("--bits", bits)
+    dim_list, bit_list = integers("--dims", dims), integers("--bits", bits)
 
     from tqtool import files
     from tqtool.codebook import lloyd_max
     from tqtool.rendering.codebooks import codebook_table
 
-    _check_dims(dim_list)
+    check_dims(dim_list)
     books = [lloyd_max(dim, width, law) for dim in dim_list for width in bit_list]
     data = _contents(books, form, dim_list, bit_list)
     path = out or str(DEFAULT_FOLDER / f"tq_codebooks{SUFFIXES[form]}")
@@ -142,7 +142,7 @@ def _foreign_tables(source: str, dim: int | None, bits: int | None) -> list[Fore
     return chosen
 
 
-def _integers(option: str, text: str) -> list[int]:
+def integers(option: str, text: str) -> list[int]:
     """Return the numbers of a comma list; each may stand there once."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
@@ -153,7 +153,7 @@ def _integers(option: str, text: str) -> list[int]:
     return numbers
 
 
-def _check_dims(dims: Sequence[int]) -> None:
+def check_dims(dims: Sequence[int]) -> None:
     """Refuse lengths that no vector of ours can have, although their table exists."""
     from tqtool.rotation import nearest_dims, supported_dims
 
