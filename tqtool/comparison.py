@@ -7,7 +7,7 @@ carries a 95 % interval from a bootstrap over the (layer, head) pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,7 +28,7 @@ class Difference:
     metric: str
     a: float
     b: float
-    difference: float  # b - a
+    difference: float  # b - a; mean over the heads of both where the data are the same
     ci_low: float  # NaN where the data differ or there are fewer than 8 heads
     ci_high: float
     change: Change  # "unclear": the interval holds 0, or there is none and the means differ
@@ -54,8 +54,8 @@ class Comparison:
 
     names: tuple[str, str]
     pairs: tuple[RowPair, ...]
-    only_a: tuple[str, ...]  # "source config" without a partner
-    only_b: tuple[str, ...]
+    only_a: Mapping[str, tuple[str, ...]]  # source -> configurations without a partner
+    only_b: Mapping[str, tuple[str, ...]]
     params: Mapping[str, tuple[str, str]]  # options that differ
     notes: tuple[str, ...]
 
@@ -90,11 +90,18 @@ def compare_reports(a: Report, b: Report, names: tuple[str, str] = ("A", "B")) -
     return Comparison(
         names=names,
         pairs=tuple(_pair(a, b, rows_a[key], rows_b[key], same) for key in shared),
-        only_a=tuple(" ".join(key) for key in rows_a if key not in rows_b),
-        only_b=tuple(" ".join(key) for key in rows_b if key not in rows_a),
+        only_a=_grouped(key for key in rows_a if key not in rows_b),
+        only_b=_grouped(key for key in rows_b if key not in rows_a),
         params=options,
         notes=tuple(notes),
     )
+
+
+def _grouped(keys: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for source, config in keys:
+        found[source] = (*found.get(source, ()), config)
+    return found
 
 
 def _held(report: Report) -> str:
@@ -153,11 +160,12 @@ def _difference(
     b = row_b.metrics[metric].mean if metric in row_b.metrics else nan
     keys = sorted(heads_a.keys() & heads_b.keys())
     deltas = np.array([heads_b[key] - heads_a[key] for key in keys])
+    difference = float(deltas.mean()) if same and len(keys) else b - a
     low = high = nan
     if same and len(keys) >= MIN_CLUSTERS:
         where = clusters([layer for layer, _ in keys], [head for _, head in keys], draws=1000)
         low, high = (float(x) for x in np.percentile(where.draws @ deltas / len(keys), CONFIDENCE))
-    return Difference(metric, a, b, b - a, low, high, _change(metric, b - a, low, high))
+    return Difference(metric, a, b, difference, low, high, _change(metric, difference, low, high))
 
 
 def _change(metric: str, difference: float, low: float, high: float) -> Change:

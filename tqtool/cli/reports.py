@@ -83,10 +83,11 @@ def read_report(path: str) -> Report:
     `format-newer` for a schema this version does not know.
     """
     from tqtool.errors import InputError
-    from tqtool.files import file_size, open_input
+    from tqtool.files import STREAM, file_size, open_input
     from tqtool.report_json import report_from_json
 
     with open_input(path) as file:
+        path = "stdin" if path == STREAM else path
         if (size := file_size(file)) > LIMIT:
             raise InputError(
                 f"{path}: {size} bytes is too long for a report, the limit is {LIMIT}", code="report", path=path

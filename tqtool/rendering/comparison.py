@@ -46,9 +46,9 @@ def comparison_text(found: Comparison, *, color: bool = False) -> str:
         blocks.append(f"{name}\n{table}")
     notes = [f"note: {note}" for note in found.notes]
     notes += [
-        f"only in {which}: {clean(', '.join(keys))}"
-        for which, keys in (("A", found.only_a), ("B", found.only_b))
-        if keys
+        f"only in {which}, {clean(source)}: {clean(', '.join(configs))}"
+        for which, alone in (("A", found.only_a), ("B", found.only_b))
+        for source, configs in alone.items()
     ]
     blocks.append("\n".join(notes))
     return "\n\n".join(block for block in blocks if block) + "\n"
