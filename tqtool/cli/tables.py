@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,8 +110,8 @@ def check_codebooks(
     if as_json:
         output.answer_json(appraisal_json(found, tolerance / 100))
     else:
-        terminal, color = output.stdout_is_terminal(), output.stdout_has_color()
-        output.answer(appraisal_text(found, tolerance / 100, terminal=terminal, color=color))
+        width = shutil.get_terminal_size().columns if output.stdout_is_terminal() else None
+        output.answer(appraisal_text(found, tolerance / 100, width=width, color=output.stdout_has_color()))
     if any(each.excess > tolerance / 100 for each in found):
         raise typer.Exit(TOO_DEAR)
 

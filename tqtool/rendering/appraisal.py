@@ -5,17 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tqtool.appraisal import Appraisal
 from tqtool.rendering.tables import Column, table_text
 
+FULL_WIDTH = 120  # of a terminal that shows every column
 
-def appraisal_text(found: Sequence[Appraisal], tolerance: float, *, terminal: bool, color: bool = True) -> str:
-    """Return a line a table, a sentence for each cause, and the verdict; `tolerance` is a share of the error."""
+
+def appraisal_text(
+    found: Sequence[Appraisal], tolerance: float, *, width: int | None = None, color: bool = True
+) -> str:
+    """Return a line a table, a sentence for each cause, and the verdict.
+
+    `tolerance` is a share of the optimal error, `width` that of a terminal, None where the text goes elsewhere.
+    """
+    full = width is None or width >= FULL_WIDTH
     columns = [
         Column("table", "left"),
-        *(Column(title) for title in ("d", "bits")),
-        *(Column(title, "left") for title in ("domain", "law")),
-        *(Column(title) for title in ("cost", "worst level", "found", "right", "off by")),
+        Column("d"),
+        Column("bits"),
+        Column("domain", "left"),
+        *([Column("law", "left")] if full else []),
+        Column("cost"),
+        Column("worst level" if full else "level"),
+        *([Column("found"), Column("right")] if full else []),
+        Column("sigma off"),
     ]
     rows = [
         [
@@ -23,16 +39,15 @@ def appraisal_text(found: Sequence[Appraisal], tolerance: float, *, terminal: bo
             str(each.dim or "-"),
             str(each.table.bits),
             each.domain,
-            each.law,
+            *([each.law] if full else []),
             percent(each.excess),
             str(each.worst),
-            f"{each.table.levels[each.worst]:.6g}",
-            f"{each.right[each.worst]:.6g}",
-            f"{each.deviation[each.worst]:+.1e} sigma",
+            *([_level(each.table.levels, each), _level(each.right, each)] if full else []),
+            f"{each.deviation[each.worst]:+.1e}",
         ]
         for each in found
     ]
-    lines = [table_text(columns, rows, terminal=terminal, color=color)]
+    lines = [table_text(columns, rows, terminal=width is not None, width=width, color=color)]
     lines += [f"{each.table.name}: {each.sentence}" for each in found if each.cause != "none"]
     dear = sum(each.excess > tolerance for each in found)
     tables = "1 table" if len(found) == 1 else f"{len(found)} tables"
@@ -42,6 +57,10 @@ def appraisal_text(found: Sequence[Appraisal], tolerance: float, *, terminal: bo
     else:
         lines.append(f"ok: {tables} within {limit}")
     return "\n".join(lines)
+
+
+def _level(levels: NDArray[np.float64], appraisal: Appraisal) -> str:
+    return f"{levels[appraisal.worst]:.6g}"
 
 
 def percent(share: float) -> str:
