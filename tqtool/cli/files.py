@@ -122,7 +122,9 @@ def compress(
     stats: Annotated[
         bool | None,
         typer.Option(
-            "--stats/--no-stats", help="Measure every vector and hash the source / neither; else a sample of 16,384 vectors.", show_default=False
+            "--stats/--no-stats",
+            help="Measure every vector and hash the source / neither; else a sample of 16,384 vectors.",
+            show_default=False,
         ),
     ] = None,
     force: ForceOption = False,

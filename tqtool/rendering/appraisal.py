@@ -50,12 +50,13 @@ def appraisal_text(
     lines = [table_text(columns, rows, terminal=width is not None, width=width, color=color)]
     lines += [f"{each.table.name}: {each.sentence}" for each in found if each.cause != "none"]
     dear = sum(each.excess > tolerance for each in found)
-    tables = "1 table" if len(found) == 1 else f"{len(found)} tables"
     limit = f"{100 * tolerance:g} % more squared error than the optimum"
-    if dear:
-        lines.append(f"FAIL: {dear} of {tables} cost{'s' if dear == 1 else ''} over {limit}")
+    if not dear:
+        lines.append(f"ok: {'1 table' if len(found) == 1 else f'{len(found)} tables'} within {limit}")
+    elif len(found) == 1:
+        lines.append(f"FAIL: the table costs over {limit}")
     else:
-        lines.append(f"ok: {tables} within {limit}")
+        lines.append(f"FAIL: {dear} of {len(found)} tables cost over {limit}")
     return "\n".join(lines)
 
 
