@@ -10,6 +10,8 @@ from pathlib import Path
 import naive_metrics as naive
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from tqtool import coders, validation
@@ -343,3 +345,69 @@ def test_the_window_of_the_model_hides_old_keys() -> None:
     data = small(tokens=40, queries=40)
     report = validate([data], Params(("K4/V4",), window=4))
     assert report.sources[0].n_eff_high <= 4
+
+
+def test_the_attention_scale_is_the_factor_of_every_score() -> None:
+    data = small()
+    scaled = validate([data], Params(("K3/V3",), attention_scale="0.3"))
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, n, 32)) for n in (16, 48, 48))
+    longer = validate([from_arrays(k, v, q * 0.3 * math.sqrt(32))], Params(("K3/V3",)))
+    assert scaled.sources[0].scale == 0.3
+    assert_allclose(scaled.rows[1].metrics["kl"].mean, longer.rows[1].metrics["kl"].mean, rtol=1e-5)
+
+
+def test_an_untouched_side_is_exact_and_has_no_distortion_to_judge() -> None:
+    row = validate([small()], Params(("K16/V3",))).rows[1]
+    assert row.status == "pass"
+    assert row.metrics["kl"].max == 0
+    assert row.metrics["rel_err"].mean == row.metrics["v_readout_err"].mean
+    assert math.isnan(row.metrics["k_distortion_ratio"].mean)
+    assert "untouched" in row.metrics["k_distortion_ratio"].reason
+    assert row.metrics["distortion_ratio"].mean == row.metrics["v_distortion_ratio"].mean
+
+
+def test_a_baseline_that_overflows_or_does_not_fit_is_left_out_with_a_warning() -> None:
+    rng = np.random.default_rng(0)
+    k = 1e9 * rng.standard_normal((1, 40, 80))
+    report = validate([from_arrays(k, k, k * 1e-18)], Params(("K4/V4",), baselines=("q8_0", "fp16")))
+    assert [row.config for row in report.rows] == ["K16/V16", "K4/V4"]
+    assert [n.code for n in report.warnings if n.code in ("overflow", "baseline")] == ["baseline", "overflow"]
+    assert any("65504" not in n.text and "beyond float16" in n.text for n in report.warnings)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_no_data_and_no_option_leave_an_infinite_or_unexplained_number(data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    heads, group, dim = data.draw(st.tuples(st.integers(1, 2), st.integers(1, 2), st.sampled_from([16, 20, 64])))
+    tokens = data.draw(st.integers(2, 24))
+    queries = data.draw(st.integers(0, tokens))
+    k, v = rng.standard_normal((2, heads, tokens, dim))
+    q = rng.standard_normal((heads * group, queries, dim)) if queries else None
+    for x in (k, v) if q is None else (k, v, q):
+        match data.draw(st.sampled_from(["as it is", "zero", "constant", "tiny", "huge"])):
+            case "zero":
+                x[:] = 0
+            case "constant":
+                x[:] = x[:, :1]
+            case "tiny":
+                x *= 1e-30
+            case "huge":
+                x *= 1e15
+    params = Params(
+        data.draw(st.sampled_from([("K4/V2",), ("K16/V3", "K1/V16"), ("K8/V8",)])),
+        baselines=data.draw(st.sampled_from([(), ("fp16", "kivi-2", "turbo3")])),
+        seeds=data.draw(st.sampled_from([(0,), (0, 5)])),
+        center_keys=data.draw(st.booleans()),
+        center_values=data.draw(st.booleans()),
+        residual_window=data.draw(st.sampled_from([0, 2, 100])),
+        sink_tokens=data.draw(st.sampled_from([0, 1, 50])),
+        window=data.draw(st.sampled_from([None, 3])),
+        max_queries=data.draw(st.sampled_from([None, 2])),
+        recommend_widths=data.draw(st.sampled_from([(), (2, 4)])),
+    )
+    report = validate([from_arrays(k, v, q)], params)
+    report_to_json(report)  # refuses what is infinite
+    for row in report.rows:
+        assert [m for m, s in row.metrics.items() if math.isnan(s.mean) != bool(s.reason)] == []

@@ -84,7 +84,7 @@ def _cosine_order(source: Source, rows: Sequence[Row], report: Report) -> Found:
     if source.kind == "synthetic":
         return
     pairs = combinations(sorted(rows, key=damage), 2)
-    turned = ((a, b) for a, b in pairs if damage(a)[0] < damage(b)[0] and _cos(a) < _cos(b))
+    turned = ((a, b) for a, b in pairs if 0 < damage(a)[0] < damage(b)[0] and _cos(a) < _cos(b))
     for one, other in islice(turned, 1):
         yield (
             one,
@@ -186,11 +186,11 @@ def next_command(report: Report, found: Sequence[Finding]) -> str:
     if any(one.rule == "boundary_layers" and one.source == source.name for one in found):
         return f"{report.command} --protect-layers first{BOUNDARY},last{BOUNDARY}"
     if report.gate.name != "none":
-        return ""
+        return "" if report.gate.passed or report.recommendations else f"{report.command} --recommend"
     good = [row for row in report.rows if row.source == source.name and row.level in ("balanced", "strict")]
     good = [row for row in good if row.kind == "turboquant"]
     if not good:
-        return ""
+        return "" if report.recommendations else f"{report.command} --recommend"
     best = min(good, key=lambda row: row.bits_per_value)
     return f"{without_config(report.command)} -c {best.config} --gate balanced"
 

@@ -8,7 +8,7 @@ numbers do not depend on the number of threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,13 +60,14 @@ class HeadResult:
     positions: NDArray[np.intp]
     queries: Mapping[Pair, Mapping[str, Array]]  # per query; ("", "") holds what needs no configuration
     storage: Mapping[Pair, Mapping[str, float]]  # per head: ("4", "") for a key coder, ("", "2") for a value coder
-    facts: Mapping[str, float] = field(default_factory=dict)  # key offset, zero vectors, shape of the values
+    facts: Mapping[str, float]  # of the data alone: sizes, key offset, zero vectors
+    overflow: frozenset[str]  # coders that gave back what is not finite; their numbers mean nothing
 
 
 def measure_head(unit: Head, plan: Plan, index: int, seed: int) -> HeadResult:
     """Return every metric of one head; `index` is the place of its layer among the dataset's layers."""
-    keys = {name: coder.restore(unit.k, index, seed) for name, coder in plan.key_coders.items()}
-    values = {name: coder.restore(unit.v, index, seed) for name, coder in plan.value_coders.items()}
+    keys, key_overflow = _restored(plan.key_coders, unit.k, index, seed)
+    values, value_overflow = _restored(plan.value_coders, unit.v, index, seed)
     blocks = [
         _measure_block(unit, plan, keys, values, slice(start, stop))
         for start, stop in _blocks(len(unit.q), len(unit.k))
@@ -82,7 +83,18 @@ def measure_head(unit: Head, plan: Plan, index: int, seed: int) -> HeadResult:
     ):
         for name, other in restored.items():
             storage[pair_of(name)] = _storage(side, exact, other, coders[name], index)
-    return HeadResult(unit.layer, unit.head, unit.positions, queries, storage, _facts(unit))
+    overflow = key_overflow | value_overflow
+    return HeadResult(unit.layer, unit.head, unit.positions, queries, storage, _facts(unit), overflow)
+
+
+def _restored(
+    coders: Mapping[str, Coder], x: Array32, index: int, seed: int
+) -> tuple[dict[str, Array32], frozenset[str]]:
+    """What each coder gives back, and the names of those that overflow: for them the exact values stand in."""
+    with np.errstate(over="ignore", invalid="ignore"):  # other engines' float16 scales; ours refuse such vectors
+        found = {name: coder.restore(x, index, seed) for name, coder in coders.items()}
+    overflow = frozenset(name for name, other in found.items() if not np.isfinite(other).all())
+    return found | dict.fromkeys(overflow, x), overflow
 
 
 def _blocks(queries: int, keys: int) -> list[tuple[int, int]]:
@@ -170,8 +182,8 @@ def _storage(side: str, exact: Array32, restored: Array32, coder: Coder, index: 
     return {
         f"{side}_rel_mse": error / energy if energy > 0 else np.nan,
         f"{side}_distortion_ratio": error / expected if expected > 0 else np.nan,
-        f"{side}_cos": _mean(metrics.cosine(x, other)),
-        f"{side}_norm_ratio": _mean(metrics.norm_ratio(x, other)),
+        f"{side}_cos": metrics.mean(metrics.cosine(x, other)),
+        f"{side}_norm_ratio": metrics.mean(metrics.norm_ratio(x, other)),
     }
 
 
@@ -187,8 +199,3 @@ def _facts(unit: Head) -> dict[str, float]:
         "norm_max": max(keys.norm_max, values.norm_max),
         "iid": float(keys.looks_iid and values.looks_iid),
     }
-
-
-def _mean(x: Array) -> float:
-    known = x[~np.isnan(x)]
-    return float(known.mean()) if len(known) else float("nan")

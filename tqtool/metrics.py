@@ -178,3 +178,9 @@ def sink_share(exact: Weights, first: int) -> Array:
     """Attention on the first `first` keys."""
     share: Array = exact.p[:, :first].sum(axis=1)
     return share
+
+
+def mean(values: Array) -> float:
+    """Return the mean of the values that are defined, NaN where there are none."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")

@@ -13,7 +13,7 @@ from tqtool.codebook import Law
 from tqtool.coders import Configuration
 from tqtool.dataset import Dataset
 from tqtool.measure import HeadResult, Pair, Plan
-from tqtool.metrics import sigma_pred
+from tqtool.metrics import mean, sigma_pred
 from tqtool.report import METRICS, Bucket, LayerValues, Row, Summary
 from tqtool.sizes import FLOAT16_BYTES, FLOAT32_BYTES
 
@@ -42,7 +42,19 @@ class Measured:
 
 def rows_of(measured: Measured) -> list[Row]:
     """Return the rows with every metric; level, status, verdict and pareto are still to be judged."""
-    return [_row(measured, configuration) for configuration in measured.configurations]
+    return [_row(measured, configuration) for configuration in measurable(measured)]
+
+
+def overflowed(measured: Measured) -> list[str]:
+    """Return the names of the configurations that gave back what is not finite, somewhere."""
+    bad = frozenset[str]().union(*(result.overflow for results in measured.seeds for result in results))
+    return [one.name for one in measured.configurations if bad.intersection(one.pair)]
+
+
+def measurable(measured: Measured) -> list[Configuration]:
+    """Return the configurations whose numbers mean something."""
+    bad = overflowed(measured)
+    return [one for one in measured.configurations if one.name not in bad]
 
 
 def _row(measured: Measured, configuration: Configuration) -> Row:
@@ -115,9 +127,12 @@ def _summaries(measured: Measured, configuration: Configuration) -> dict[str, Su
             continue
         seeds = [[_values(measured, r, configuration.pair, metric) for r in results] for results in measured.seeds]
         found[metric] = summarize(metric, seeds, measured.where)
+    for metric in ("k_distortion_ratio", "v_distortion_ratio"):
+        if np.isnan(found[metric].mean):
+            found[metric] = absent("theory expects no error here: the side is untouched, or of another engine's format")
     sides = [found[f"{side}_distortion_ratio"] for side in "kv"]
     known = [side for side in sides if not np.isnan(side.mean)]
-    larger = max(known, key=lambda side: side.mean) if known else absent("theory expects no error here")
+    larger = max(known, key=lambda side: side.mean) if known else sides[0]
     return {metric: found.get(metric, larger) for metric in METRICS}
 
 
@@ -143,10 +158,10 @@ def _predictions(measured: Measured, configuration: Configuration) -> dict[str, 
     if np.isnan(key_d) or np.isnan(value_d):
         return {}
     noise = [float(np.mean(r.queries["", ""]["score_noise"])) for r in results]
-    readout = np.array([_nanmean(r.queries["", ""]["readout_noise"]) for r in results])
+    readout = np.array([mean(r.queries["", ""]["readout_noise"]) for r in results])
     predicted = {
         "kl": float(np.mean([sigma_pred(n, key_d, measured.plan.scale, dim) ** 2 / 2 for n in noise])),
-        "v_readout_err": float(np.sqrt(value_d)) * _nanmean(readout),
+        "v_readout_err": float(np.sqrt(value_d)) * mean(readout),
         "k_cos": float(np.sqrt(1 - key_d)),
         "v_cos": float(np.sqrt(1 - value_d)),
     }
@@ -172,7 +187,7 @@ def _buckets(measured: Measured, configuration: Configuration) -> tuple[Bucket, 
     for first, stop in pairwise(edges):
         inside = (positions >= first) & (positions < stop)
         if count := int(np.count_nonzero(inside)):
-            values = {m: _nanmean(column[inside]) for m, column in columns.items()}
+            values = {m: mean(column[inside]) for m, column in columns.items()}
             found.append(Bucket(first, stop - 1, count // len(measured.seeds), values))
     return tuple(found)
 
@@ -180,7 +195,7 @@ def _buckets(measured: Measured, configuration: Configuration) -> tuple[Bucket, 
 def layers_of(measured: Measured) -> list[LayerValues]:
     """Return the means of every layer and head of every row, over the seeds."""
     found = []
-    for configuration in measured.configurations:
+    for configuration in measurable(measured):
         by_metric = {
             metric: np.mean(
                 [
@@ -199,13 +214,8 @@ def layers_of(measured: Measured) -> list[LayerValues]:
                     source=measured.data.name,
                     config=configuration.name,
                     layer=layer,
-                    values={m: _nanmean(means[inside]) for m, means in by_metric.items()},
+                    values={m: mean(means[inside]) for m, means in by_metric.items()},
                     heads={m: tuple(map(float, means[inside])) for m, means in by_metric.items()},
                 )
             )
     return found
-
-
-def _nanmean(x: Array) -> float:
-    known = x[~np.isnan(x)]
-    return float(known.mean()) if len(known) else float("nan")

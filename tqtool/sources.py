@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +13,11 @@ from tqtool.codebook import distortion, lloyd_max
 from tqtool.gates import limit_of
 from tqtool.health import FLOAT16_MAX, LARGE_OFFSET
 from tqtool.measure import Pair
+from tqtool.metrics import mean
 from tqtool.params import Params
 from tqtool.recommend import Choice, LayerCurve, recommend
 from tqtool.report import Notice, Recommendation, Row, Source
-from tqtool.rows import Measured
+from tqtool.rows import Measured, overflowed
 from tqtool.sizes import MAX_BITS, UNTOUCHED, vector_bytes
 
 Array = NDArray[np.float64]
@@ -35,7 +35,7 @@ def source_of(measured: Measured, params: Params) -> Source:
     """Return the facts of a dataset, as measured."""
     data, results = measured.data, measured.seeds[0]
     reads = [float(np.mean(r.queries["", ""]["n_eff"])) for r in results]
-    offsets, outliers = (known([r.facts[name] for r in results]) for name in ("key_offset", "outlier_share"))
+    offsets, outliers = (np.array([r.facts[name] for r in results]) for name in ("key_offset", "outlier_share"))
     return Source(
         name=data.name,
         kind=data.kind,
@@ -50,21 +50,16 @@ def source_of(measured: Measured, params: Params) -> Source:
         scale=measured.plan.scale,
         n_eff_low=min(reads),
         n_eff_high=max(reads),
-        key_offset=float(np.median(offsets)) if len(offsets) else 0.0,
-        key_offset_worst=float(offsets.max(initial=0.0)),
+        key_offset=float(np.median(offsets)),
+        key_offset_worst=float(offsets.max()),
         zero_keys=sum(int(r.facts["zero_keys"]) for r in results),
         zero_values=sum(int(r.facts["zero_values"]) for r in results),
         iid=all(r.facts["iid"] for r in results),
         min_key_bits=min_key_bits(measured, kl_target(params)),
         notes=data.notes,
         sink_share=float(np.mean([np.mean(r.queries["", ""]["sink_share"]) for r in results])),
-        outlier_share=float(np.median(outliers)) if len(outliers) else 0.0,
+        outlier_share=float(np.median(outliers[~np.isnan(outliers)])) if not np.isnan(outliers).all() else 0.0,
     )
-
-
-def known(values: Iterable[float]) -> Array:
-    """Return the values that are not NaN."""
-    return np.array([value for value in values if value == value])
 
 
 def min_key_bits(measured: Measured, target: float) -> dict[str, int]:
@@ -121,6 +116,9 @@ def warnings_of(measured: Measured, source: Source, params: Params) -> list[Noti
         if one.name in params.baselines and (reason := one.dims(source.dim)):
             text = f"baseline {one.name} is left out: it {reason}, these vectors have {source.dim} coordinates"
             found.append(Notice("baseline", text, source.name))
+    for name in overflowed(measured):
+        text = f"{name} is left out: its float16 numbers overflow on vectors this long"
+        found.append(Notice("overflow", text, source.name))
     if measured.thinned_to is not None:
         text = f"queries were thinned evenly to {measured.thinned_to} of each head to bound memory"
         found.append(Notice("thinned", text, source.name))
@@ -153,9 +151,9 @@ def _layer_curve(measured: Measured, params: Params, layer: int) -> LayerCurve:
     widths = () if layer in params.protect_layers else params.recommend_widths
 
     def choice(bits: int, metric: str, pair: Pair) -> Choice:
-        errors = known([float(np.mean(known(r.queries[pair][metric]))) for r in results])
+        error = mean(np.array([mean(r.queries[pair][metric]) for r in results]))
         stored = sum(vector_bytes(dim, bits, params.meta) for dim in dims)
-        return Choice(bits, stored, float(errors.mean()) if len(errors) else math.nan)
+        return Choice(bits, stored, error)
 
     return LayerCurve(
         layer,

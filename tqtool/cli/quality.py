@@ -255,6 +255,7 @@ def asked_limits(
 def finish(report: Report, name: str, limits: Sequence[Limit], baseline: str | None, max_regress: float) -> Report:
     """Return the report with its gate decided, and with what was only this run's."""
     from tqtool.cli.reports import read_report
+    from tqtool.diagnosis import diagnose
     from tqtool.gates import against_baseline, conclude, decide, gated_rows
 
     gate: Gate = decide(name, limits, report.rows, report.sources)
@@ -262,4 +263,5 @@ def finish(report: Report, name: str, limits: Sequence[Limit], baseline: str | N
         checks = against_baseline(report.rows, read_report(baseline), max_regress)
         words = f"baseline within {max_regress:.3g}"
         gate = conclude(words if name == "none" else f"{name} + {words}", [*gate.checks, *checks])
-    return replace(report, gate=gate, rows=gated_rows(report.rows, gate))
+    report = replace(report, gate=gate, rows=gated_rows(report.rows, gate))
+    return replace(report, next=diagnose(report)[1])
