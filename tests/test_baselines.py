@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from tqtool.baselines import BASELINES, Baseline, baseline
 from tqtool.codebook import expected_error, lloyd_max, midpoints
-from tqtool.engine_formats import KIVI_WINDOW, TURBO3_LEVELS, vllm_levels
+from tqtool.engine_formats import KIVI_WINDOW, TURBO3_LEVELS, _nearest, vllm_levels
 from tqtool.errors import UsageError
 from tqtool.rotation import signs
 
@@ -190,6 +190,27 @@ def test_vllm_keys_agree_with_a_plain_loop_in_double_precision(name: str, bits: 
     assert differing <= 2  # Walsh rows land on thresholds: the constant and the periodic vector
     norms = np.linalg.norm(x, axis=1)
     assert_allclose(np.linalg.norm(got, axis=1), norms, rtol=6e-4)  # the correction keeps the length, to half precision
+
+
+def test_a_value_on_a_threshold_takes_the_upper_level() -> None:
+    levels = np.array([-3, -1, 1, 3], F)
+    assert _nearest(np.array([-2, 0, 2, 1.99], F), levels).tolist() == [-1, 1, 3, 1]
+
+
+def test_vllm_adds_1e_8_to_norms_before_dividing() -> None:
+    """At a norm of 2^-23, which a half still holds, directions are 8 % short: codes move."""
+    row = normal(64, seed=11).astype(np.float64)
+    row = (row * 2.0**-23 / np.linalg.norm(row)).astype(F).astype(np.float64)
+    levels = vllm_levels(4).astype(np.float64) / 8
+
+    def decoded(added: float) -> np.ndarray:
+        turned = sylvester(64) @ row / (np.linalg.norm(row) + added)
+        c = levels[[int(np.sum((levels[1:] + levels[:-1]) / 2 <= v)) for v in turned]]
+        return sylvester(64) @ c / np.linalg.norm(c) * 2.0**-23
+
+    got = baseline("turboquant_4bit_nc").key.restore(row.astype(F)[None])[0]
+    assert_allclose(got, decoded(1e-8), atol=1e-13)
+    assert np.abs(got - decoded(0)).max() > 1e-9
 
 
 @pytest.mark.parametrize("bits", [3, 4])

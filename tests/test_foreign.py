@@ -101,6 +101,12 @@ def test_no_text_breaks_the_reader(text: str) -> None:
         assert np.all(np.diff(table.levels) > 0)
 
 
+def test_whole_numbers_are_levels_where_there_is_no_other_list() -> None:
+    levels = "-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113"
+    (table,) = parse_tables(f"static const int8_t kvalues[16] = {{ {levels} }};")
+    assert (table.name, table.bits, table.levels[0]) == ("kvalues", 4, -127)
+
+
 def test_boundaries_are_found_beside_their_levels() -> None:
     text = """static const float c3[8] = {-2.1f,-1.3f,-0.7f,-0.2f,0.2f,0.7f,1.3f,2.1f};
               static const float c2[4] = {-1.5f,-0.4f,0.4f,1.5f};

@@ -84,6 +84,14 @@ def test_any_choices_are_within_one_step_of_the_best(units, budget: int) -> None
         assert damage <= least_damage(units, budget - step)
 
 
+def test_a_choice_that_saves_little_does_not_hide_the_one_behind_it() -> None:
+    units = [options((10, 20, 30), (100, 99, 0)), options((10, 20), (50, 20))]
+    assert within_budget(units, 40) == [2, 0]
+    assert within_budget(units, 50) == [2, 1]
+    assert within_budget(units, 30) == [0, 1]
+    assert within_target(units, 60) == [2, 0]
+
+
 @settings(deadline=None, max_examples=100)
 @given(any_units(), st.floats(0, 2000))
 def test_a_target_is_met_wherever_it_can_be(units, target: float) -> None:

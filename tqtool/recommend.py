@@ -113,12 +113,9 @@ def within_budget(units: Sequence[Sequence[Option]], budget: int) -> list[int]:
     """
     chosen = [unit[0] for unit in map(_hull, units)]
     spare = budget - sum(option.cost for option in chosen)
-    stuck: set[int] = set()
     for _, place, _, option in sorted(_steps(units)):
         extra = option.cost - chosen[place].cost
-        if place in stuck or extra > spare:
-            stuck.add(place)
-        else:
+        if extra <= spare:  # where it is not, the unit's later steps cost even more
             chosen[place], spare = option, spare - extra
     while better := [  # what is left may buy an option off the hull
         (option.damage - chosen[place].damage, place, option)
