@@ -88,6 +88,16 @@ def tail_text(row: Row, metric: str, side: Side) -> str:
     return shown if found.tail_percent == 1 or shown == MISSING else f"p{percent}:{shown}"
 
 
+def bad_tail_text(row: Row, metric: str) -> str:
+    """Return the tail on a metric's bad side with its name: "p99 0.1215", "p1 0.9147"; "" where it has none."""
+    found, better = summary(row, metric), METRICS[metric].better
+    value = found.low if better == "higher" else found.high
+    if better == "neither" or math.isnan(value):
+        return ""
+    percent = found.tail_percent if better == "higher" else 100 - found.tail_percent
+    return f"p{percent} {figure(value, metric)}"
+
+
 def ci_text(row: Row, metric: str) -> str:
     """Return the 95 % interval of a metric's mean as text, "" where there is none."""
     return interval(summary(row, metric).ci_low, summary(row, metric).ci_high, metric)

@@ -92,6 +92,7 @@ def _template() -> Any:
         "mean": figures.mean_text,
         "tail": figures.tail_text,
         "ci": figures.ci_text,
+        "bad_tail": figures.bad_tail_text,
         "worst": figures.worst_text,
         "shortfall": figures.shortfall,
     }
@@ -133,6 +134,7 @@ def _source(report: Report, source: Source, gated: bool, *, binned: bool) -> dic
         "map_metrics": [METRICS[metric] for metric in MAP_METRICS],
         "binned": binned,
         "buckets": _buckets(stored),
+        "published": any(row.published for row in stored),
         "predicted": [key for key in METRICS if any(key in row.predicted or key in row.published for row in stored)],
     }
 
