@@ -57,6 +57,20 @@ def test_bench_prints_fractions(tqtool: Run) -> None:
     assert done.stdout.startswith("engine: ")
 
 
+def test_bench_shows_a_decoding_step_over_both_caches(tqtool: Run) -> None:
+    arguments = ("bench", "--cache", "--tokens", "16,300", "-c", "K3/V2")
+    document = json.loads(tqtool(*arguments, "--json").stdout)
+    assert document["schema"] == "tqtool.bench/1"
+    assert document["params"] == {"tokens": [16, 300], "config": "K3/V2", "threads": 1}
+    for row, tokens in zip(document["run"]["cache"], (16, 300), strict=True):
+        assert row["packed_bytes"] == tokens * 8 * (48 + 32 + 16)
+        assert row["float32_bytes"] == tokens * 8 * 1024
+        assert row["agreement"] < 1e-5
+        assert row["overhead"] == row["work_seconds"] / row["fused_seconds"] > 0
+    lines = tqtool(*arguments).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["tokens", "16", "300"]
+
+
 def test_fractions_are_quotients_of_times() -> None:
     speed = CodecSpeed("encode", 128, 4, 1, seconds=0.5, copy_seconds=0.1, vectors=1_000_000)
     assert speed.of_memcpy == pytest.approx(0.2)

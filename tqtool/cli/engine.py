@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,12 @@ from tqtool.cli import output
 from tqtool.cli.tables import LawName, check_dims, integers
 from tqtool.errors import OutputError
 
+if TYPE_CHECKING:
+    from tqtool.doctor import Installation
+    from tqtool.sizes import KVConfig
+
 FAILED = 1
+CACHE_LENGTHS = "128,512,2048,8192,32768,131072"
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -75,15 +80,24 @@ def _make_folder(folder: Path) -> None:
 def bench(
     dims: Annotated[str, typer.Option(help="Vector lengths, comma list.")] = "128,96",
     bits: Annotated[str, typer.Option(help="Bits a coordinate, comma list.")] = "2,3,4",
-    tokens: Annotated[str, typer.Option(help="Cache lengths of the attention rows, comma list.")] = "32768,2048",
+    tokens: Annotated[
+        str | None,
+        typer.Option(help="Cache lengths, comma list.", show_default="32768,2048; with --cache 128 to 131072"),
+    ] = None,
     config: Annotated[str, typer.Option("-c", "--config", help="K/V bits of the attention rows.")] = "K4/V2",
     mebibytes: Annotated[int, typer.Option("--size", min=1, help="MiB of float32 vectors; well beyond caches.")] = 256,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the fastest of each row counts.")] = 7,
+    cache: Annotated[
+        bool, typer.Option("--cache", help="Only one decoding step over the float32 and the K/V cache.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure encode, decode and fused attention, as fractions of memcpy and multiples of NumPy in the same run.
 
     With one thread and with all (`--threads N`: with N). NumPy's BLAS runs on one thread.
+
+    `--cache` measures instead one decoding step over a float32 cache and a compressed one of the same tokens: time of the
+    attention, how far the fused one differs from restoring every vector first, bytes, and what storing a token adds.
     """
     for name in BLAS_THREADS:  # heeded only where NumPy is not loaded yet
         os.environ.setdefault(name, "1")
@@ -93,9 +107,13 @@ def bench(
     from tqtool.rendering.engine import bench_json, bench_text
     from tqtool.sizes import KVConfig
 
-    dim_list, bit_list, token_list = integers("--dims", dims), integers("--bits", bits), integers("--tokens", tokens)
+    token_list = integers("--tokens", tokens or (CACHE_LENGTHS if cache else "32768,2048"))
+    dim_list, bit_list = integers("--dims", dims), integers("--bits", bits)
     check_dims(dim_list)
     pair, setup = KVConfig.parse(config), installation()
+    if cache:
+        _bench_cache(token_list, pair, setup, as_json=as_json)
+        return
     threads = sorted({1, output.settings().threads or setup.threads})
     codec = codec_speeds(
         [(dim, width) for dim in dim_list for width in bit_list], threads=threads, mebibytes=mebibytes, rounds=rounds
@@ -107,6 +125,22 @@ def bench(
         output.answer_json(bench_json(codec, fused, setup, params | {"threads": threads, "rounds": rounds}))
     else:
         output.answer(bench_text(codec, fused, setup, terminal=output.stdout_is_terminal()))
+
+
+def _bench_cache(tokens: list[int], config: KVConfig, setup: Installation, *, as_json: bool) -> None:
+    from tqtool.attention_speed import attention_speed
+    from tqtool.rendering.engine import cache_json, cache_text
+
+    threads = output.settings().threads or 1  # as many as NumPy's BLAS has
+    with output.progress("decoding steps", len(tokens)) as advance:
+        speeds = []
+        for count in tokens:
+            speeds.append(attention_speed(count, config, threads=threads))
+            advance(1)
+    if as_json:
+        output.answer_json(cache_json(speeds, setup, {"tokens": tokens, "config": str(config), "threads": threads}))
+    else:
+        output.answer(cache_text(speeds, terminal=output.stdout_is_terminal()))
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from tqtool.rendering.tables import Column, table_text
 
 if TYPE_CHECKING:
+    from tqtool.attention_speed import AttentionSpeed
     from tqtool.benchmark import CodecSpeed, FusedSpeed
     from tqtool.doctor import Check, Installation
 
 BENCH_SCHEMA = "tqtool.bench/1"
+MEBI = 1 << 20
 DOCTOR_SCHEMA = "tqtool.doctor/1"
 ENGINES = {
     "runtime": "the C runtime ({})",
@@ -74,16 +76,70 @@ def bench_json(
     codec: Sequence[CodecSpeed], fused: Sequence[FusedSpeed], setup: Installation, params: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the JSON document; all that differs from run to run stands under `run`."""
+    run = {
+        "codec": [asdict(row) | {"gb_per_second": row.gb_per_second, "of_memcpy": row.of_memcpy} for row in codec],
+        "attention": [asdict(row) | {"config": str(row.config), "times_numpy": row.times_numpy} for row in fused],
+    }
+    return _bench_document(run, setup, params)
+
+
+def cache_text(speeds: Sequence[AttentionSpeed], *, terminal: bool) -> str:
+    """Return one decoding step a row: time and bytes beside the float32 cache, and what storing a token adds."""
+    titles = (
+        "tokens",
+        "f32 ms",
+        "fused ms",
+        "times",
+        "differs",
+        "f32 MiB",
+        f"{speeds[0].config} MiB",
+        "store us",
+        "share",
+    )
+    rows = [
+        [
+            f"{speed.tokens}",
+            _milliseconds(speed.float32_seconds),
+            _milliseconds(speed.fused_seconds),
+            f"{speed.speedup:.2f}",
+            f"{speed.agreement:.0e}",
+            f"{speed.float32_bytes / MEBI:.4g}",
+            f"{speed.packed_bytes / MEBI:.3g}",
+            f"{1e6 * speed.work_seconds:.1f}",
+            f"{speed.overhead:.1%}",
+        ]
+        for speed in speeds
+    ]
+    return table_text([Column(title) for title in titles], rows, terminal=terminal)
+
+
+def cache_json(speeds: Sequence[AttentionSpeed], setup: Installation, params: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON document of the same, in seconds, bytes and fractions."""
+    rows = [
+        asdict(speed)
+        | {
+            "config": str(speed.config),
+            "speedup": speed.speedup,
+            "overhead": speed.overhead,
+            "call_overhead": speed.call_overhead,
+        }
+        for speed in speeds
+    ]
+    return _bench_document({"cache": rows}, setup, params)
+
+
+def _bench_document(run: dict[str, Any], setup: Installation, params: dict[str, Any]) -> dict[str, Any]:
     return {
         "schema": BENCH_SCHEMA,
         "tool": f"tqtool {setup.tqtool}",
         "params": params,
         "environment": {"engine": setup.engine, "instructions": setup.instructions, "platform": setup.platform},
-        "run": {
-            "codec": [asdict(row) | {"gb_per_second": row.gb_per_second, "of_memcpy": row.of_memcpy} for row in codec],
-            "attention": [asdict(row) | {"config": str(row.config), "times_numpy": row.times_numpy} for row in fused],
-        },
+        "run": run,
     }
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f}" if seconds >= 1 else f"{1e3 * seconds:.3g}"
 
 
 def doctor_text(setup: Installation, checks: Sequence[Check], *, terminal: bool) -> str:
