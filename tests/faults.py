@@ -22,7 +22,8 @@ from tqtool.container import CHUNK, CRCS, HASH_BYTES, HASHES, hashes, is_contain
 from tqtool.datafiles import open_file
 from tqtool.decompression import check_damage, restore, select
 from tqtool.errors import TqError
-from tqtool.files import open_input, unnamed_temporary
+from tqtool.files import unnamed_temporary
+from tqtool.inputs import open_input
 from tqtool.selection import Choice, choose
 from tqtool.sizes import KVConfig
 

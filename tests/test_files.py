@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tqtool import files
+from tqtool import files, inputs
 from tqtool.errors import InputError, OutputError, TqError, UsageError
 
 
@@ -139,7 +139,7 @@ def test_inputs_are_named_when_they_cannot_be_read(tmp_path: Path) -> None:
     cases = {"kc.npy": "not-found", "": "is-directory", "empty": "empty-file", "nul\0": "unreadable"}
     for name, code in cases.items():
         with pytest.raises(InputError) as caught:
-            files.open_input(f"{tmp_path}/{name}")
+            inputs.open_input(f"{tmp_path}/{name}")
         assert caught.value.code == code
         if code == "not-found":
             assert caught.value.hint == f"did you mean {tmp_path / 'kv.npy'}?"
@@ -149,7 +149,7 @@ def test_a_pipe_becomes_seekable() -> None:
     reading, writing = os.pipe()
     os.write(writing, b"through a pipe")
     os.close(writing)
-    with files.open_input(f"/dev/fd/{reading}") as file:
+    with inputs.open_input(f"/dev/fd/{reading}") as file:
         assert file.read() == b"through a pipe"
         file.seek(0)
         assert file.read(7) == b"through"

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool.errors import InputError
-from tqtool.files import Opener
+from tqtool.inputs import Opener
 
 Box = tuple[range, ...]
 Array = NDArray[np.generic]

@@ -138,8 +138,8 @@ def encode(x: NDArray[np.generic], spec: CodecSpec, *, threads: int | None = Non
         scales, norms = np.empty((2, len(rows)), np.float32)
         with np.errstate(invalid="ignore"):  # a signalling NaN would warn before it is refused
             bad = encode_rows(_native(rows), spec, codes[part], scales, norms)
-        if bad >= 0:
-            raise refusal(x)
+            if bad >= 0:
+                raise refusal(x)
         if spec.meta == "range":
             meta[part, 0], meta[part, 1] = scales, norms
         else:

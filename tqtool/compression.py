@@ -9,14 +9,16 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tqtool.arrays import Array, ArraySource, Store
+from tqtool.arrays import Array, ArraySource, Box, Store
+from tqtool.codec import CodecSpec
 from tqtool.container import CRCS, HASHES, Plan, chunk_crcs, hashes, plan
 from tqtool.datafiles import DataFile
-from tqtool.entries import META_TYPES, Compressed, Entry
-from tqtool.files import FilePath, output_file
-from tqtool.pipeline import Advance, Pipeline, Quality, Stats
+from tqtool.entries import META_TYPES, Compressed, Entry, signs_name, table_names
+from tqtool.files import Advance, FilePath, output_file
+from tqtool.pipeline import Block, Pipeline, Quality, Stats, Total
 from tqtool.rotation import sign_bits
 from tqtool.tensors import stored_type
+from tqtool.units import ordered_map
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,25 +139,36 @@ def write_container(
     def store(name: str, dtype: np.dtype[np.generic]) -> Store:
         return Store(file, data + places[name].start, places[name].shape, dtype)
 
-    done: list[Entry] = []
-    qualities: list[Quality | None] = []
-    for entry, source in zip(layout.entries, sources, strict=True):
-        quality = None
+    pipelines: dict[int, Pipeline] = {}
+    for index, (entry, source) in enumerate(zip(layout.entries, sources, strict=True)):
         if isinstance(entry, Compressed):
             codes = store(f"{entry.name}.codes", np.dtype(np.uint8))
             meta = store(f"{entry.name}.meta", stored_type(META_TYPES[entry.spec.meta].lower()))
-            pipeline = Pipeline(source, entry.spec, codes, meta, stats, nan_to_zero)
-            quality, sha256 = pipeline.run(threads, advance)
-            error = quality.error if quality.measured else None
-            entry = replace(entry, source_sha256=sha256, error=error)
-            for name, values in _tables(entry).items():
-                _write(store(name, values.dtype), values)
+            pipelines[index] = Pipeline(source, entry.spec, codes, meta, stats, nan_to_zero)
         else:
             for box in source.pieces():
                 store(entry.name, stored_type(entry.dtype)).write(box, source.box(box))
             advance(source.nbytes)
+    for spec in {pipeline.spec: None for pipeline in pipelines.values()}:
+        for name, values in _tables(spec).items():
+            _write(store(name, values.dtype), values)
+    totals = {index: Total(pipeline) for index, pipeline in pipelines.items()}
+    units = ((index, box) for index, pipeline in pipelines.items() for box in pipeline.boxes())
+
+    def run(unit: tuple[int, Box]) -> tuple[int, Block]:
+        index, box = unit
+        return index, pipelines[index].run(box)
+
+    for index, block in ordered_map(run, units, threads=threads):
+        totals[index].add(block)
+        advance(block.nbytes)
+    qualities = [totals[index].quality() if index in totals else None for index in range(len(layout.entries))]
+    done: list[Entry] = []
+    for index, (entry, quality) in enumerate(zip(layout.entries, qualities, strict=True)):
+        if isinstance(entry, Compressed) and quality is not None:
+            error = quality.error if quality.measured else None
+            entry = replace(entry, source_sha256=totals[index].sha256(), error=error)
         done.append(entry)
-        qualities.append(quality)
     crcs = chunk_crcs(file, data, layout.tensors, threads)
     _write(store(CRCS, crcs.dtype), crcs)
     header = layout.header(done)
@@ -169,9 +182,8 @@ def _write(store: Store, values: Array) -> None:
     store.write(tuple(range(size) for size in store.shape), values)
 
 
-def _tables(entry: Compressed) -> dict[str, Array]:
-    """Return the tables that decoding this entry needs, by their names in the file."""
-    boundaries, centroids = entry.spec.book.tables
-    of_boundaries, of_centroids = entry.tables
-    bits = sign_bits(entry.spec.seed, entry.spec.dim)
-    return {of_boundaries: boundaries, of_centroids: centroids, entry.signs: bits}
+def _tables(spec: CodecSpec) -> dict[str, Array]:
+    """Return the tables that decoding needs, by their names in the file."""
+    boundaries, centroids = spec.book.tables
+    of_boundaries, of_centroids = table_names(spec)
+    return {of_boundaries: boundaries, of_centroids: centroids, signs_name(spec): sign_bits(spec.seed, spec.dim)}

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from tqtool.entries import FORMAT, OWN, VERSION, Compressed, Entry, file_metadata, parse_manifest
 from tqtool.errors import InputError, IntegrityError
-from tqtool.files import FilePath, Opener, file_size, reopening, shown_name
+from tqtool.files import FilePath, file_size
+from tqtool.inputs import Opener, reopening, shown_name
 from tqtool.naming import CONTAINER_SUFFIX
 from tqtool.tensors import Header, Tensor, damaged, header_bytes, is_header, read_header, tensor_bytes
 from tqtool.units import ordered_map
@@ -132,6 +133,7 @@ class Container:
     nbytes: int  # of the file
     opener: Opener
     header: Header
+    places: dict[str, Tensor]
     entries: tuple[Entry, ...]
     source: str
     metadata: dict[str, str]
@@ -144,7 +146,7 @@ class Container:
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor's place."""
-        return self._places()[name]
+        return self.places[name]
 
     def read(self, tensor: Tensor, start: int, stop: int) -> bytes:
         """Return bytes start to stop of the data."""
@@ -188,9 +190,6 @@ class Container:
                 rows = (start // width, (stop - 1) // width)
         return Damage(tensor.name, start // CHUNK, -(-tensor.nbytes // CHUNK), rows)
 
-    def _places(self) -> dict[str, Tensor]:
-        return {tensor.name: tensor for tensor in self.header.tensors}
-
 
 def is_container(file: BinaryIO, path: FilePath) -> bool:
     """Return whether an opened file is a container, as far as its first bytes or its name tell."""
@@ -229,7 +228,7 @@ def open_container(path: FilePath, *, file: BinaryIO | None = None) -> Container
     _check_sums(header)
     manifest = parse_manifest(header)
     unknown = tuple(sorted(set(header.metadata) - KNOWN_METADATA))
-    return Container(shown, size, opener, header, *manifest, unknown)
+    return Container(shown, size, opener, header, {each.name: each for each in header.tensors}, *manifest, unknown)
 
 
 def _check_sums(header: Header) -> None:

@@ -10,7 +10,8 @@ from typing import BinaryIO, Literal
 from tqtool import npy, npz
 from tqtool.arrays import FLOAT_TYPES, ArraySource
 from tqtool.errors import InputError
-from tqtool.files import FilePath, file_size, reopening, shown_name
+from tqtool.files import FilePath, file_size
+from tqtool.inputs import reopening, shown_name
 from tqtool.naming import CONTAINER_SUFFIX, MANIFEST, meaning
 from tqtool.tensors import array_sources, is_header, read_header
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -16,16 +17,16 @@ from numpy.typing import NDArray
 from tqtool.arrays import FLOAT_TYPES, Box, Store, boxes_over
 from tqtool.codec import MAX_SCALE, Encoded, decode
 from tqtool.container import Container
-from tqtool.entries import META_TYPES, Compressed, Entry
+from tqtool.entries import META_TYPES, Compressed, Entry, signs_name, table_names
 from tqtool.errors import InputError, IntegrityError, UsageError
-from tqtool.files import copy_bytes, unnamed_temporary
+from tqtool.files import Advance, copy_bytes, unnamed_temporary
 from tqtool.reference import decode_with
 from tqtool.rotation import signs
 from tqtool.tensors import Tensor, header_bytes, stored_type, tensor_bytes
 from tqtool.units import ordered_map
 
 Format = Literal["npy", "npz", "safetensors"]
-Advance = Callable[[float], None]
+Unit = Callable[[], int]
 BLOCK_VALUES = 1 << 21  # 8 MiB of float32
 
 
@@ -130,9 +131,12 @@ def restore(
         header = header_bytes(tensors, container.metadata, align=8)
         file.truncate(len(header) + position)
         file.write(header)
-        for each, tensor in zip(chosen, tensors, strict=True):
-            store = Store(file, len(header) + tensor.start, tensor.shape, each.stored(form))
-            _fill(container, each, store, threads, advance)
+        stores = [
+            Store(file, len(header) + tensor.start, tensor.shape, each.stored(form))
+            for each, tensor in zip(chosen, tensors, strict=True)
+        ]
+        units = (unit for each, store in zip(chosen, stores, strict=True) for unit in _units(container, each, store))
+        _run(units, threads, advance)
 
 
 def _restore_npy(container: Container, each: Restored, file: BinaryIO, threads: int | None, advance: Advance) -> None:
@@ -142,11 +146,16 @@ def _restore_npy(container: Container, each: Restored, file: BinaryIO, threads: 
     npy_format.write_array_header_1_0(file, facts)
     start = file.tell()
     file.truncate(start + prod(shape) * dtype.itemsize)
-    _fill(container, each, Store(file, start, shape, dtype), threads, advance)
+    _run(_units(container, each, Store(file, start, shape, dtype)), threads, advance)
 
 
-def _fill(container: Container, each: Restored, target: Store, threads: int | None, advance: Advance) -> None:
-    """Restore one tensor into its place."""
+def _run(units: Iterator[Unit], threads: int | None, advance: Advance) -> None:
+    for count in ordered_map(lambda unit: unit(), units, threads=threads):
+        advance(count)
+
+
+def _units(container: Container, each: Restored, target: Store) -> Iterator[Unit]:
+    """Yield the pieces of work that restore one tensor into its place; each returns the bytes it wrote."""
     entry = each.entry
     if isinstance(entry, Compressed):
         decoder = _Decoder(container, entry)
@@ -169,14 +178,18 @@ def _fill(container: Container, each: Restored, target: Store, threads: int | No
             target.write(place, np.moveaxis(values.view("<u2") if bits else values, -1, entry.axis))
             return values.nbytes
 
-        for count in ordered_map(restore_box, boxes, threads=threads):
-            advance(count)
+        yield from (partial(restore_box, box) for box in boxes)
     else:
         tensor = container.tensor(entry.name)
         source = Store(container.opener, container.header.data + tensor.start, entry.shape, target.dtype)
-        for box in boxes_over(entry.shape, tuple(range(len(entry.shape))), BLOCK_VALUES // 2):
-            target.write(box, source.read(box))
-        advance(tensor.nbytes)
+
+        def copy_box(box: Box) -> int:
+            values = source.read(box)
+            target.write(box, values)
+            return values.nbytes
+
+        boxes = boxes_over(entry.shape, tuple(range(len(entry.shape))), BLOCK_VALUES // 2)
+        yield from (partial(copy_box, box) for box in boxes)
 
 
 class _Decoder:
@@ -192,8 +205,8 @@ class _Decoder:
 
         self._codes = store(f"{entry.name}.codes", np.dtype(np.uint8))
         self._meta = store(f"{entry.name}.meta", stored_type(META_TYPES[spec.meta].lower()))
-        boundaries, centroids = (np.frombuffer(container.whole(name), "<f4") for name in entry.tables)
-        bits = np.frombuffer(container.whole(entry.signs), np.uint8)
+        boundaries, centroids = (np.frombuffer(container.whole(name), "<f4") for name in table_names(spec))
+        bits = np.frombuffer(container.whole(signs_name(spec)), np.uint8)
         self._centroids = centroids
         self._signs = np.where(np.unpackbits(bits, bitorder="little")[: spec.dim], -1, 1).astype(np.float32)
         finite = np.isfinite(centroids).all() and np.isfinite(boundaries).all()

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from tqtool.arrays import ArraySource
 from tqtool.datafiles import folder_files, listed, open_arrays
 from tqtool.errors import InputError, UsageError
-from tqtool.files import COPY_BLOCK, FilePath, open_input
+from tqtool.files import COPY_BLOCK, FilePath
+from tqtool.inputs import open_input
 from tqtool.layouts import by_layer, check_layout, infer_layout
 from tqtool.naming import Kind, Manifest, find_manifest, meaning
 

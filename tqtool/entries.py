@@ -61,22 +61,22 @@ class Compressed:
         spec = self.spec
         meta = (*self.lead, 2) if spec.meta == "range" else self.lead
         return {
-            **{name: ("F32", (count,)) for name, count in zip(self.tables, _table_sizes(spec), strict=True)},
-            self.signs: ("U8", (packed_bytes(spec.dim, 1),)),
+            **{name: ("F32", (count,)) for name, count in zip(table_names(spec), _table_sizes(spec), strict=True)},
+            signs_name(spec): ("U8", (packed_bytes(spec.dim, 1),)),
             f"{self.name}.meta": (META_TYPES[spec.meta], meta),
             f"{self.name}.codes": ("U8", (*self.lead, spec.code_bytes)),
         }
 
-    @property
-    def tables(self) -> tuple[str, str]:
-        """Names of the tensors of boundaries and centroids."""
-        book = f"{self.spec.law}.{self.spec.dim}.{self.spec.bits}"
-        return f"tq.boundaries.{book}", f"tq.centroids.{book}"
 
-    @property
-    def signs(self) -> str:
-        """Name of the tensor of sign bits."""
-        return f"tq.signs.{self.spec.dim}"
+def table_names(spec: CodecSpec) -> tuple[str, str]:
+    """Return the names of the tensors of boundaries and centroids."""
+    book = f"{spec.law}.{spec.dim}.{spec.bits}"
+    return f"{OWN}boundaries.{book}", f"{OWN}centroids.{book}"
+
+
+def signs_name(spec: CodecSpec) -> str:
+    """Return the name of the tensor of sign bits."""
+    return f"{OWN}signs.{spec.dim}"
 
 
 def _table_sizes(spec: CodecSpec) -> tuple[int, int]:

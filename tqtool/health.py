@@ -5,9 +5,11 @@ Counts and norms come from a pass over all vectors (`scan`), shapes of distribut
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from math import prod, sqrt
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,7 @@ from tqtool.errors import InputError
 from tqtool.reference import MAX_NORM
 from tqtool.rotation import rotate, supported_dims
 
+EXAMINED = 32  # arrays of a file, evenly spaced
 SAMPLE_HEADS = 8
 SAMPLE_TOKENS = 512  # of each head, in windows spread over its length
 SAMPLE_WINDOWS = 4
@@ -30,6 +33,20 @@ IID_CHANNEL = 1.3  # largest channel root mean square over the median one
 MIN_IID_VECTORS = 64
 
 Place = tuple[int, ...]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def quiet(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function look for signalling NaNs and values beyond float32 without NumPy's warnings of them."""
+
+    @wraps(function)
+    def looking(*args: P.args, **kwargs: P.kwargs) -> R:
+        with np.errstate(invalid="ignore", over="ignore"):
+            return function(*args, **kwargs)
+
+    return looking
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +69,19 @@ class Health:
     rotated_kurtosis: float
     looks_iid: bool
 
-    def warnings(self, what: str) -> tuple[str, ...]:
-        """Return what somebody should know before encoding, each one line beginning with `what`."""
-        found = []
+    def findings(self) -> dict[str, str]:
+        """Return what somebody should know before encoding: one line for each kind of finding."""
+        found = {}
         part = "" if self.examined == self.vectors else f" in a sample of {self.examined:,}"
         if self.zero_vectors:
-            found.append(f"{self.zero_vectors:,} zero vectors{part}: they stay zero")
+            found["zero"] = f"{self.zero_vectors:,} zero vectors{part}: they stay zero"
         if self.norm_max > FLOAT16_MAX:
-            found.append(f"norms up to {self.norm_max:.6g}: beyond float16, so engines that store it lose them")
+            found["norm"] = f"norms up to {self.norm_max:.6g}: beyond float16, so engines that store it lose them"
         if self.offset_share > LARGE_OFFSET:
-            found.append(f"one constant vector holds {self.offset_share:.0%} of the energy of a head")
+            found["offset"] = f"one constant vector holds {self.offset_share:.0%} of the energy of a head"
         if self.looks_iid:
-            found.append("looks like independent normal noise: its figures describe the codebook, not a model")
-        return tuple(f"{what}: {line}" for line in found)
+            found["iid"] = "looks like independent normal noise: its figures describe the codebook, not a model"
+        return found
 
 
 def looks_transposed(shape: tuple[int, ...]) -> str | None:
@@ -76,15 +93,26 @@ def looks_transposed(shape: tuple[int, ...]) -> str | None:
 
 
 def warnings_of(sources: Sequence[ArraySource]) -> tuple[str, ...]:
-    """Return what somebody should know before these arrays are encoded, from samples of them."""
-    found: list[str] = []
-    for source in sources:
+    """Return what somebody should know before these arrays of a file are encoded, from samples of some of them.
+
+    A finding about several arrays is one line, which names the first.
+    """
+    step = -(-len(sources) // EXAMINED) or 1
+    examined = sources[::step]
+    findings: dict[str, list[tuple[ArraySource, str]]] = {}
+    for source in examined:
+        found = examine(sample(source), vectors=source.count).findings()
         if question := looks_transposed(source.shape):
-            found.append(f"{source.label}: {question}")
-        found.extend(examine(sample(source), vectors=source.count).warnings(source.label))
-    return tuple(found)
+            found["axis"] = question
+        for kind, text in found.items():
+            findings.setdefault(kind, []).append((source, text))
+    return tuple(
+        f"{first.label}: {text}" + (f" (and {len(more)} more of {len(examined)} arrays examined)" if more else "")
+        for (first, text), *more in findings.values()
+    )
 
 
+@quiet
 def sample(source: ArraySource) -> NDArray[np.float32]:
     """Return vectors of up to 8 heads, (heads, tokens, dim): all if there are few, else windows spread evenly.
 
@@ -104,8 +132,7 @@ def sample(source: ArraySource) -> NDArray[np.float32]:
         for window in _windows(lead[tokens]):
             box = tuple(fixed.get(axis, window) for axis in range(len(lead)))
             values = source.box((*box, range(source.dim))).reshape(-1, source.dim)
-            with np.errstate(over="ignore"):  # too large for float32: the codec refuses it, naming the place
-                windows.append(values.astype(np.float32))
+            windows.append(values.astype(np.float32))
         rows.append(np.concatenate(windows))
     return np.stack(rows)
 
@@ -117,6 +144,7 @@ def _windows(length: int) -> list[range]:
     return [range(start, start + size) for start in np.linspace(0, length - size, SAMPLE_WINDOWS).astype(int).tolist()]
 
 
+@quiet
 def examine(x: NDArray[np.float32], *, vectors: int | None = None) -> Health:
     """Return the health of x (heads, tokens, dim), one head a group with one mean; not finite values count as 0.
 
@@ -189,6 +217,7 @@ def _looks_iid(
     )
 
 
+@quiet
 def scan(source: ArraySource) -> Health:
     """Return the health of a whole array: counts, positions and norms of every vector, the rest from a sample."""
     total = replace(examine(sample(source), vectors=source.count), nan=0, inf=0, zero_vectors=0)
@@ -196,8 +225,7 @@ def scan(source: ArraySource) -> Health:
     for box in source.boxes():
         values = source.box((*box, range(source.dim)))
         nan, inf = np.isnan(values), np.isinf(values)
-        with np.errstate(over="ignore"):
-            narrow = np.where(nan | inf, values.dtype.type(0), values).astype(np.float32).astype(np.float64)
+        narrow = np.where(nan | inf, values.dtype.type(0), values).astype(np.float32).astype(np.float64)
         norms = np.sqrt(np.einsum("...d,...d->...", narrow, narrow))
         positive = norms[norms > 0]
         norm_min = min(norm_min, float(positive.min(initial=np.inf)))

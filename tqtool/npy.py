@@ -13,7 +13,7 @@ from numpy.lib import format as npy_format
 
 from tqtool.arrays import FLOAT_TYPES, ArraySource, Store
 from tqtool.errors import InputError
-from tqtool.files import Opener
+from tqtool.inputs import Opener
 
 MAGIC = b"\x93NUMPY"
 

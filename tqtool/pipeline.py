@@ -1,4 +1,4 @@
-"""One array to codes and metadata, in blocks that are read, encoded, measured and written each on its own.
+"""Arrays to codes and metadata, in blocks that are read, encoded, measured and written each on its own.
 
 A block is a box of vectors; it goes to its place by position, so blocks may finish in any order and the bytes do not
 depend on how many threads there are.
@@ -7,19 +7,19 @@ depend on how many threads there are.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from math import prod, sqrt
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.arrays import Array, ArraySource, Box, Store
+from tqtool.arrays import BLOCK_BYTES, Array, ArraySource, Box, Store
 from tqtool.codec import CodecSpec, Encoded, decode, encode, expected_error
 from tqtool.errors import InputError
-from tqtool.health import refusal
-from tqtool.units import ordered_map
+from tqtool.health import quiet, refusal
 
 Stats = Literal["sample", "all", "none"]
 SAMPLE = 1 << 14  # vectors that `sample` measures at most, and that the 1 % quantile comes from
@@ -27,8 +27,11 @@ HASHED_BYTES = 64 << 20  # `sample` hashes sources up to this size
 MEASURED_AT_ONCE = 1024  # vectors: 1 MiB of float64 at 128 coordinates, which the second-level cache holds
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: its multiples are even over any period of the data
 
-Advance = Callable[[float], None]
+MIN_BLOCK_BYTES = 1 << 20  # a smaller block costs more in calls than it gains
+BLOCKS = 8  # an array has at least so many, unless they became too small
+
 Cosines = NDArray[np.float64]
+NO_COSINES: Cosines = np.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,8 @@ class Quality:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Block:
-    """What a block adds to the result."""
+class Block:
+    """What a block adds to its array's total."""
 
     values: Array | None  # for the source's hash, where blocks lie in the file's order
     nbytes: int
@@ -74,7 +77,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pipeline:
-    """One tensor's way into the container."""
+    """One array's way into the container."""
 
     source: ArraySource
     spec: CodecSpec
@@ -88,39 +91,28 @@ class Pipeline:
         """Whether the source's hash is recorded: hashing costs as much as encoding, and runs on one core only."""
         return self.stats == "all" or (self.stats == "sample" and self.source.nbytes <= HASHED_BYTES)
 
-    def run(self, threads: int | None, advance: Advance) -> tuple[Quality, str | None]:
-        """Encode every block; returns the quality, and the SHA-256 of the source, if it is hashed."""
-        digest = hashlib.sha256()
-        boxes = self.source.boxes()
-        total = _Total()
-        try:
-            for block in ordered_map(self._encode, boxes, threads=threads):
-                if block.values is not None:
-                    digest.update(np.ascontiguousarray(block.values).view(np.uint8).data)
-                advance(block.nbytes)
-                total.add(block)
-        except InputError as error:
-            if error.code in ("non-finite", "norm-range"):  # which know their place in the block only
-                raise refusal(self.source) from error
-            raise
-        if not self.hashed:
-            return total.quality(self.spec), None
-        if not self.source.in_file_order:
-            for piece in self.source.stored_pieces():
-                digest.update(piece)
-        return total.quality(self.spec), digest.hexdigest()
+    def boxes(self) -> Iterator[Box]:
+        """Yield the array's blocks: small enough that a small array, too, has some for every core."""
+        whole = 4 * self.source.count * self.source.dim
+        yield from self.source.boxes(min(BLOCK_BYTES, max(MIN_BLOCK_BYTES, whole // BLOCKS)))
 
-    def _encode(self, box: Box) -> _Block:
+    def run(self, box: Box) -> Block:
+        """Read, encode, write and measure one block. Raises `InputError` with the place in the whole array."""
         values = self.source.box((*box, range(self.source.dim)))
         clean, replaced = _without_nan(values) if self.nan_to_zero else (values, 0)
-        encoded = encode(clean, self.spec, threads=1)
+        try:
+            encoded = encode(clean, self.spec, threads=1)
+        except InputError as error:
+            if error.code in ("non-finite", "norm-range"):
+                raise refusal(self.source) from error
+            raise
         self.codes.write((*box, range(self.spec.code_bytes)), encoded.codes)
         self.meta.write((*box, range(2)) if self.spec.meta == "range" else box, encoded.meta)
         flat = clean.reshape(-1, self.spec.dim)
         kept = values if self.hashed and self.source.in_file_order else None
-        sums = self._measure(box, flat, encoded)
         zero = int(np.count_nonzero(encoded.scales == 0))
-        return _Block(kept, values.nbytes, len(flat), zero, replaced, *sums)
+        sums = self._measure(box, flat, encoded) if self.stats != "none" else (0.0, 0.0, NO_COSINES, 0, NO_COSINES)
+        return Block(kept, values.nbytes, len(flat), zero, replaced, *sums)
 
     def _measure(self, box: Box, rows: Array, encoded: Encoded) -> tuple[float, float, Cosines, int, Cosines]:
         """Return error, energy, cosines, the number of vectors measured, and the cosines of the sample."""
@@ -128,8 +120,6 @@ class Pipeline:
         cosines, in_sample = [np.empty(0)], [np.empty(0)]
         sampled = _in_sample(_positions(box, self.source.shape[:-1]), self.source.count)
         chosen = np.arange(len(rows)) if self.stats == "all" else np.flatnonzero(sampled)
-        if self.stats == "none":
-            chosen = chosen[:0]
         codes = encoded.codes.reshape(-1, self.spec.code_bytes)
         meta = encoded.meta.reshape(len(rows), *encoded.meta.shape[len(box) :])
         for start in range(0, len(chosen), MEASURED_AT_ONCE):
@@ -148,44 +138,61 @@ class Pipeline:
         return error, energy, np.concatenate(cosines), len(chosen), np.concatenate(in_sample)
 
 
-class _Total:
-    """Sums over the blocks, added in their order."""
+_expected = cache(expected_error)
 
-    def __init__(self) -> None:
-        self.vectors = self.zero_vectors = self.replaced = self.measured = self.cosines = 0
-        self.error = self.energy = self.cos_sum = 0.0
-        self.cos_min = 1.0
-        self.sampled: list[NDArray[np.float64]] = []
 
-    def add(self, block: _Block) -> None:
-        """Add a block."""
-        self.vectors += block.vectors
-        self.zero_vectors += block.zero_vectors
-        self.replaced += block.replaced
-        self.measured += block.measured
-        self.error += block.error
-        self.energy += block.energy
-        self.cosines += len(block.cosines)
-        self.cos_sum += float(block.cosines.sum())
-        self.cos_min = min(self.cos_min, float(block.cosines.min(initial=1.0)))
-        self.sampled.append(block.sampled)
+class Total:
+    """The sums over an array's blocks, added in their order."""
 
-    def quality(self, spec: CodecSpec) -> Quality:
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._digest = hashlib.sha256()
+        self._vectors = self._zero_vectors = self._replaced = self._measured = self._cosines = 0
+        self._error = self._energy = self._cos_sum = 0.0
+        self._cos_min = 1.0
+        self._sampled = [NO_COSINES]
+
+    def add(self, block: Block) -> None:
+        """Add the next block."""
+        if block.values is not None:
+            self._digest.update(np.ascontiguousarray(block.values).view(np.uint8).data)
+        self._vectors += block.vectors
+        self._zero_vectors += block.zero_vectors
+        self._replaced += block.replaced
+        self._measured += block.measured
+        self._error += block.error
+        self._energy += block.energy
+        self._cosines += len(block.cosines)
+        self._cos_sum += float(block.cosines.sum())
+        self._cos_min = min(self._cos_min, float(block.cosines.min(initial=1.0)))
+        self._sampled.append(block.sampled)
+
+    def sha256(self) -> str | None:
+        """Return the hash of the source's bytes as they lie in the file, None if it is not recorded."""
+        if not self._pipeline.hashed:
+            return None
+        if not self._pipeline.source.in_file_order:
+            for piece in self._pipeline.source.stored_pieces():
+                self._digest.update(piece)
+        return self._digest.hexdigest()
+
+    def quality(self) -> Quality:
         """Return the result; nothing to measure counts as exact."""
-        sampled = np.concatenate([*self.sampled, np.empty(0)])
+        sampled = np.concatenate(self._sampled)
         return Quality(
-            self.vectors,
-            self.zero_vectors,
-            self.replaced,
-            self.measured,
-            self.error / self.energy if self.energy else 0.0,
-            expected_error(spec),
-            self.cos_sum / self.cosines if self.cosines else 1.0,
+            self._vectors,
+            self._zero_vectors,
+            self._replaced,
+            self._measured,
+            self._error / self._energy if self._energy else 0.0,
+            _expected(self._pipeline.spec),
+            self._cos_sum / self._cosines if self._cosines else 1.0,
             float(np.quantile(sampled, 0.01)) if len(sampled) else 1.0,
-            self.cos_min,
+            self._cos_min,
         )
 
 
+@quiet
 def _without_nan(values: Array) -> tuple[Array, int]:
     """Return the values with 0 for every NaN and infinity, and how many there were."""
     bad = ~np.isfinite(values)

@@ -15,7 +15,8 @@ import numpy as np
 
 from tqtool.arrays import FLOAT_TYPES, ArraySource, Store
 from tqtool.errors import InputError, IntegrityError
-from tqtool.files import Opener, file_size
+from tqtool.files import file_size
+from tqtool.inputs import Opener
 
 MAX_HEADER = 100 << 20  # a longer header is damage or an attack
 MAX_VALUES = 1 << 60  # of one tensor: beyond any file, and products of it fit in 64 bits

@@ -29,8 +29,8 @@ def inspect(
     from tqtool.arrays import FLOAT_TYPES
     from tqtool.container import is_container, open_container
     from tqtool.datafiles import open_file
-    from tqtool.files import open_input
     from tqtool.health import scan
+    from tqtool.inputs import open_input
     from tqtool.layouts import vectors_last
     from tqtool.rendering import inspection as render
 

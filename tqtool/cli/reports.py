@@ -83,7 +83,8 @@ def read_report(path: str) -> Report:
     `format-newer` for a schema this version does not know.
     """
     from tqtool.errors import InputError
-    from tqtool.files import STREAM, file_size, open_input
+    from tqtool.files import STREAM, file_size
+    from tqtool.inputs import open_input
     from tqtool.report_json import report_from_json
 
     with open_input(path) as file:

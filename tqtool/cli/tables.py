@@ -179,11 +179,11 @@ def _contents(books: Sequence[Codebook], form: Format, dims: Sequence[int], bits
 
 def _compare(path: str, data: bytes, form: Format, *, show: bool) -> None:
     """Say whether the file holds exactly `data`; exit 1 if not."""
-    from tqtool import files
+    from tqtool.inputs import open_input
 
     if show and form == "npz":
         raise UsageError("--diff shows text and npz is binary", code="usage", hint="use --check")
-    with files.open_input(path) as file:
+    with open_input(path) as file:
         present = file.read()
     if present == data:
         output.answer(f"{path}: up to date")
