@@ -96,8 +96,8 @@ def bench(
 
     With one thread and with all (`--threads N`: with N). NumPy's BLAS runs on one thread.
 
-    `--cache` measures instead one decoding step over a float32 cache and a compressed one of the same tokens: time of the
-    attention, how far the fused one differs from restoring every vector first, bytes, and what storing a token adds.
+    `--cache` measures instead one decoding step over a float32 cache and a compressed one of the same tokens: the
+    attention's time, how far the fused one differs from restoring every vector first, bytes, what storing a token adds.
     """
     for name in BLAS_THREADS:  # heeded only where NumPy is not loaded yet
         os.environ.setdefault(name, "1")
