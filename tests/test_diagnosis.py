@@ -60,10 +60,10 @@ def layered(scales: list[float]) -> Dataset:
     q, k, v = (rng.standard_normal((1, 256, 64)).astype(np.float32) for _ in range(3))
     one = from_arrays(k, v, q)
 
-    def load(index: int):  # type: ignore[no-untyped-def]
-        return q * np.float32(scales[index]), k, v
+    def load(index: int, head: int):  # type: ignore[no-untyped-def]
+        return q * np.float32(scales[index]), k[0], v[0]
 
-    return replace(one, layers=tuple(range(len(scales))), load=load)
+    return replace(one, layers=tuple(range(len(scales))), heads=(1,) * len(scales), load=load)
 
 
 def test_a_bad_boundary_layer_is_named() -> None:
@@ -90,7 +90,7 @@ def test_the_next_command_is_fitted_to_what_was_found() -> None:
     data = from_arrays(offset.k, offset.v, offset.q, name="d", causal=False)
     given = validate([data], Params(CONFIGS), command="tqtool validate d")
     assert given.next == "tqtool validate d --center-keys"
-    proxied = replace(data, load=lambda index: (None, offset.k, offset.v), queries=0)
+    proxied = replace(data, load=lambda index, head: (None, offset.k[head], offset.v[head]), queries=0)
     assert "--q" in validate([proxied], Params(CONFIGS), command="tqtool validate d").next
     assert validate([replace(data, name="sample")], Params(CONFIGS), command="tqtool validate").next.startswith(
         "tqtool validate FOLDER"

@@ -18,7 +18,7 @@ from tqtool import coders, validation
 from tqtool import measure as measure_module
 from tqtool.codec import CodecSpec, decode, encode
 from tqtool.coders import SidePlan
-from tqtool.dataset import Dataset, evenly, from_arrays, from_dump, from_synthetic, heads_of
+from tqtool.dataset import Dataset, evenly, from_arrays, from_dump, from_synthetic, head_of
 from tqtool.dumps import load_dump, sample_dump_path
 from tqtool.errors import BugError, InputError
 from tqtool.params import Params
@@ -39,8 +39,8 @@ def means(report: Report, metric: str) -> dict[str, float]:
 
 
 def last_queries(data: Dataset, count: int) -> Dataset:
-    def load(index: int):  # type: ignore[no-untyped-def]
-        q, k, v = data.load(index)
+    def load(index: int, head: int):  # type: ignore[no-untyped-def]
+        q, k, v = data.load(index, head)
         return q[:, -count:], k, v
 
     return replace(data, load=load, queries=count)
@@ -148,9 +148,9 @@ def test_one_causal_head_agrees_with_plain_loops() -> None:
 def test_query_head_h_reads_kv_head_h_over_the_group() -> None:
     rng = np.random.default_rng(4)
     q, k = rng.standard_normal((8, 16, 64)), rng.standard_normal((2, 32, 64))
-    heads = heads_of(from_arrays(k, k, q, causal=False), 0)
+    data = from_arrays(k, k, q, causal=False)
     for h in range(2):
-        group = heads[h].q.reshape(16, 4, 64).transpose(1, 0, 2)
+        group = head_of(data, 0, h).q.reshape(16, 4, 64).transpose(1, 0, 2)
         assert (group == q[4 * h : 4 * h + 4].astype(np.float32)).all()
 
 
@@ -246,13 +246,13 @@ def test_the_recent_window_follows_each_query() -> None:
 
 def test_proxy_queries_make_every_verdict_unverified() -> None:
     data = small()
-    without = replace(data, load=lambda index: (None, *data.load(index)[1:]), queries=0)
+    without = replace(data, load=lambda index, head: (None, *data.load(index, head)[1:]), queries=0)
     report = validate([without], Params(("K4/V4",)))
     assert report.sources[0].query_source == "proxy"
     assert report.rows[1].status == "unverified"
     assert "UNVERIFIED" in report.rows[1].verdict
     assert [notice.code for notice in report.warnings if notice.code == "proxy-queries"]
-    unit = heads_of(without, 0)[0]
+    unit = head_of(without, 0, 0)
     assert (unit.q == unit.k[1:]).all()  # key i reads the keys before it, never itself
     assert (unit.positions == np.arange(47)).all()
 
@@ -318,8 +318,16 @@ def test_memory_is_bounded_by_thinning_and_says_so(monkeypatch: pytest.MonkeyPat
         (lambda q, k, v: (q, k, v[:, :-1]), "shape-mismatch", r"k is \(2, 48, 32\), v is \(2, 47, 32\)"),
         (lambda q, k, v: (q[:, :, :16], k, v), "shape-mismatch", "q is"),
         (lambda q, k, v: (np.concatenate([q, q[:1]]), k, v), "gqa", "3 query heads cannot share 2 key heads"),
-        (lambda q, k, v: (q, np.where(k == k[1, 2, 3], np.nan, k), v), "non-finite", r"first NaN at \[1, 2, 3\]"),
-        (lambda q, k, v: (np.where(q == q[0, 2, 3], np.inf, q), k, v), "non-finite", r"first Inf at \[0, 2, 3\]"),
+        (
+            lambda q, k, v: (q, np.where(k == k[1, 2, 3], np.nan, k), v),
+            "non-finite",
+            r"k of layer 0, head 1: 1 NaN; first NaN at \[2, 3\]",
+        ),
+        (
+            lambda q, k, v: (np.where(q == q[0, 2, 3], np.inf, q), k, v),
+            "non-finite",
+            r"q of layer 0, head 0: 1 Inf; first Inf at \[0, 2, 3\]",
+        ),
         (lambda q, k, v: (q, k * 1e37, v), "norm-range", r"layer 0, head 0: vector \[0\] has norm"),
         (lambda q, k, v: (q, k[:, :, :31], v[:, :, :31]), "shape-mismatch", "q is"),
         (lambda q, k, v: (q[:, :, :23], k[:, :, :23], v[:, :, :23]), "dim", "23"),
@@ -411,3 +419,31 @@ def test_no_data_and_no_option_leave_an_infinite_or_unexplained_number(data: st.
     report_to_json(report)  # refuses what is infinite
     for row in report.rows:
         assert [m for m, s in row.metrics.items() if math.isnan(s.mean) != bool(s.reason)] == []
+
+
+@pytest.mark.parametrize("layout", ["htd", "thd", "bhtd", "bthd"])
+def test_heads_are_read_one_at_a_time_from_any_layout(tmp_path: Path, layout: str) -> None:
+    rng = np.random.default_rng(3)
+    sequences = 2 if "b" in layout else 1
+    q, k, v = (rng.standard_normal((sequences, h, n, 16)).astype(np.float16) for h, n in ((6, 7), (3, 20), (3, 20)))
+    order = ["bhtd".index(axis) for axis in layout if axis != "b"]
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        stored = x.transpose(0, *order) if "b" in layout else x[0].transpose(*(axis - 1 for axis in order))
+        np.save(tmp_path / f"layer03_{name}.npy", np.ascontiguousarray(stored))
+    data = from_dump(load_dump(tmp_path, layout=layout))
+    assert (data.heads, data.group, data.queries, data.tokens) == ((3 * sequences,), 2, 7, 20)
+    for number in range(3 * sequences):
+        b, h = divmod(number, 3)
+        mine_q, mine_k, mine_v = data.load(0, number)
+        assert mine_q is not None
+        assert (mine_q == q[b, 2 * h : 2 * h + 2]).all()
+        assert (mine_k == k[b, h]).all()
+        assert (mine_v == v[b, h]).all()
+
+
+def test_queries_of_some_layers_only_are_refused(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 20, 16)).astype(np.float16)
+    for name in ("layer00_k", "layer00_v", "layer00_q", "layer01_k", "layer01_v"):
+        np.save(tmp_path / f"{name}.npy", x)
+    with pytest.raises(InputError, match="layers 1 have no queries"):
+        from_dump(load_dump(tmp_path, layout="htd"))

@@ -1,4 +1,4 @@
-"""What `validate` measures: layers of queries, keys and values, loaded one layer at a time.
+"""What `validate` measures: layers of queries, keys and values, loaded one KV head at a time.
 
 A dump, a synthetic set and arrays at hand all become a `Dataset`. Where queries are missing, keys stand in for them
 (proxy queries): key i then reads the keys 0..i-1, since its product with itself would hide every error.
@@ -8,33 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import sqrt
+from math import prod, sqrt
 from pathlib import PurePath
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tqtool import codec, health
+from tqtool.arrays import ArraySource
 from tqtool.dumps import Dump
 from tqtool.errors import InputError
-from tqtool.health import refusal
 from tqtool.report import Input
 from tqtool.synthetic import SyntheticSet
 
 Array = NDArray[np.float32]
-Arrays = tuple[Array | None, Array, Array]  # q (query heads, n, dim) or None; k, v (kv heads, tokens, dim)
+Arrays = tuple[
+    Array | None, Array, Array
+]  # of a KV head: q (query heads of its group, n, dim) or None; k, v (tokens, dim)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Layers of one model (or one synthetic set); `load(i)` returns the arrays of layers[i]."""
+    """Layers of one model (or one synthetic set); `load(i, h)` returns the arrays of KV head h of layers[i]."""
 
     name: str
     kind: Literal["dump", "synthetic"]
     layers: tuple[int, ...]
-    load: Callable[[int], Arrays]
-    kv_heads: int
-    query_heads: int  # kv_heads where queries are missing
+    load: Callable[[int, int], Arrays]
+    heads: tuple[int, ...]  # KV heads of each layer
+    group: int  # query heads that share a KV head; 1 where queries are missing
     tokens: int
     queries: int  # of each query head; 0 = missing
     dim: int
@@ -43,6 +46,11 @@ class Dataset:
     notes: tuple[str, ...] = ()
     inputs: tuple[Input, ...] = ()
     blame: Callable[[int, str], InputError] | None = None  # (layer index, "k") -> what is not finite, and where
+
+    @property
+    def units(self) -> int:
+        """How many KV heads there are in all layers."""
+        return sum(self.heads)
 
     @property
     def proxies(self) -> bool:
@@ -68,6 +76,7 @@ def from_arrays(
     q: NDArray[np.floating] | None = None,
     *,
     name: str = "arrays",
+    kind: Literal["dump", "synthetic"] = "dump",
     causal: bool | None = None,
     scale: float | None = None,
 ) -> Dataset:
@@ -75,41 +84,33 @@ def from_arrays(
 
     `causal` None: causal if there are no more queries than keys. Raises `InputError` for shapes that do not fit.
     """
-    heads = k.shape[0]
     check_shapes(None if q is None else q.shape, k.shape, v.shape)
-    arrays: Arrays = (None if q is None else _float32(q), _float32(k), _float32(v))
+    heads, tokens, dim = k.shape
+    group = 1 if q is None else q.shape[0] // heads
     queries = 0 if q is None else q.shape[1]
+
+    def load(index: int, head: int) -> Arrays:
+        mine = None if q is None else _float32(q[head * group : (head + 1) * group])
+        return mine, _float32(k[head]), _float32(v[head])
+
     return Dataset(
         name=name,
-        kind="dump",
+        kind=kind,
         layers=(0,),
-        load=lambda index: arrays,
-        kv_heads=heads,
-        query_heads=heads if q is None else q.shape[0],
-        tokens=k.shape[1],
+        load=load,
+        heads=(heads,),
+        group=group,
+        tokens=tokens,
         queries=queries,
-        dim=k.shape[2],
-        causal=queries <= k.shape[1] if causal is None else causal,
-        scale=1 / sqrt(k.shape[2]) if scale is None else scale,
+        dim=dim,
+        causal=queries <= tokens if causal is None else causal,
+        scale=1 / sqrt(dim) if scale is None else scale,
     )
 
 
 def from_synthetic(made: SyntheticSet) -> Dataset:
     """Return a synthetic set as a dataset; synthetic sets are never causal."""
-    heads, tokens, dim = made.k.shape
-    return Dataset(
-        name=made.name,
-        kind="synthetic",
-        layers=(0,),
-        load=lambda index: (made.q, made.k, made.v),
-        kv_heads=heads,
-        query_heads=heads,
-        tokens=tokens,
-        queries=made.q.shape[1],
-        dim=dim,
-        causal=False,
-        scale=1 / sqrt(dim),
-    )
+    return from_arrays(made.k, made.v, made.q, name=made.name, kind="synthetic", causal=False)
 
 
 def check_shapes(q: tuple[int, ...] | None, k: tuple[int, ...], v: tuple[int, ...]) -> None:
@@ -132,21 +133,24 @@ def check_shapes(q: tuple[int, ...] | None, k: tuple[int, ...], v: tuple[int, ..
         )
 
 
-def heads_of(data: Dataset, index: int, max_queries: int | None = None) -> list[Head]:
-    """Return the units of layers[index]; at most `max_queries` evenly spaced queries of each query head.
+def head_of(data: Dataset, index: int, head: int, max_queries: int | None = None) -> Head:
+    """Return one unit: at most `max_queries` evenly spaced queries of each query head.
 
-    Query head h reads KV head h // (query heads / KV heads). Raises `InputError` for a layer that does not fit.
+    Raises: `InputError` for values that are not finite, and for queries that would see no key.
     """
-    q, k, v = data.load(index)
-    check_shapes(None if q is None else q.shape, k.shape, v.shape)
-    kv_heads, tokens, dim = k.shape
+    q, k, v = data.load(index, head)
+    for name, x in (("k", k), ("v", v), ("q", q)):
+        if x is not None and not np.isfinite(x).all():
+            raise _not_finite(data, index, head, name, x)
+    tokens = len(k)
     if q is None:
         if tokens < 2:
             raise InputError(f"{data.name}: one key has no earlier keys to read", code="shape")
-        q, positions = k[:, 1:], np.arange(tokens - 1)
+        q, positions = k[None, 1:], np.arange(tokens - 1)
     else:
         # Without a causal mask every query sees all keys, as one past the last does.
-        positions = np.arange(tokens - q.shape[1], tokens) if data.causal else np.full(q.shape[1], tokens - 1)
+        count = q.shape[1]
+        positions = np.arange(tokens - count, tokens) if data.causal else np.full(count, tokens - 1)
     if positions[0] < 0:
         raise InputError(
             f"{data.name}: {q.shape[1]} queries but {tokens} keys: the first would see no key",
@@ -154,10 +158,15 @@ def heads_of(data: Dataset, index: int, max_queries: int | None = None) -> list[
             hint="--no-causal lets every query see all keys",
         )
     chosen = evenly(len(positions), max_queries)
-    group = q.shape[0] // kv_heads
-    grouped = q.reshape(kv_heads, group, -1, dim)[:, :, chosen].transpose(0, 2, 1, 3)  # (kv heads, n, group, dim)
-    where = np.repeat(positions[chosen], group)
-    return [Head(data.layers[index], h, grouped[h].reshape(-1, dim), where, k[h], v[h]) for h in range(kv_heads)]
+    rows = q[:, chosen].transpose(1, 0, 2).reshape(-1, q.shape[2])  # position by position
+    return Head(data.layers[index], head, rows, np.repeat(positions[chosen], len(q)), k, v)
+
+
+def _not_finite(data: Dataset, index: int, head: int, name: str, x: Array) -> InputError:
+    found = data.blame(index, name) if data.blame else codec.refusal(x)
+    place = "" if data.blame else f"{data.name}: {name} of layer {data.layers[index]}, head {head}: "
+    hint = "a query, key or value that is not finite has no attention; repair the capture"
+    return InputError(f"{place}{found}", code="non-finite", hint=hint, path=found.path)
 
 
 def evenly(count: int, limit: int | None) -> NDArray[np.intp]:
@@ -178,27 +187,52 @@ def from_dump(
 
     `name` replaces the dump's own, in the inputs too: a report should not tell where a package is installed.
     """
-    first = dump.layers[0]
-    k, q = first.k.shape, None if first.q is None else first.q.shape
     shown = dump.name if name is None else name
-    queries = 0 if q is None else q[-2]
+    first = dump.layers[0]
+    without = [layer.number for layer in dump.layers if layer.q is None]
+    if 0 < len(without) < len(dump.layers):
+        raise InputError(
+            f"{shown}: layers {', '.join(map(str, without))} have no queries, the others have",
+            code="no-queries",
+            hint="capture the queries of every layer, or of none",
+        )
+    group = 1 if first.q is None else dump.query_heads // dump.kv_heads
+    lengths = [(0 if layer.q is None else layer.q.shape[-2], layer.k.shape[-2]) for layer in dump.layers]
     inputs = tuple(
         Input(i.path if name is None else f"{name}/{PurePath(i.path).name}", i.sha256, i.shape, i.dtype)
         for i in dump.inputs()
     )
+
+    def load(index: int, head: int) -> Arrays:
+        layer = dump.layers[index]
+        q = None if layer.q is None else _some_heads(layer.q, head * group, group)
+        return q, _some_heads(layer.k, head, 1)[0], _some_heads(layer.v, head, 1)[0]
+
     return Dataset(
         name=shown,
         kind="dump",
         layers=tuple(layer.number for layer in dump.layers),
-        load=lambda index: dump.layers[index].arrays(),
-        kv_heads=dump.kv_heads,
-        query_heads=dump.kv_heads if q is None else dump.query_heads,
-        tokens=k[-2],
-        queries=queries,
+        load=load,
+        heads=tuple(prod(layer.k.shape[:-2]) for layer in dump.layers),
+        group=group,
+        tokens=lengths[0][1],
+        queries=lengths[0][0],
         dim=dump.dim,
-        causal=queries <= k[-2] if causal is None else causal,
+        causal=all(queries <= tokens for queries, tokens in lengths) if causal is None else causal,
         scale=dump.scaling or 1 / sqrt(dump.dim),
         notes=dump.notes if name is None else (),
         inputs=inputs,
-        blame=lambda index, kind: refusal(getattr(dump.layers[index], kind)),
+        blame=lambda index, kind: health.refusal(getattr(dump.layers[index], kind)),
     )
+
+
+def _some_heads(source: ArraySource, start: int, count: int) -> Array:
+    """Read heads start … start + count - 1 of ([batch,] [heads,] tokens, dim) as (count, tokens, dim).
+
+    The sequences of a batch count as more heads; a group of query heads never spans two of them.
+    """
+    lead, tail = source.shape[:-2], [range(size) for size in source.shape[-2:]]
+    outer = np.unravel_index(start, lead) if lead else ()
+    box = [range(int(i), int(i) + 1) for i in outer[:-1]]
+    box += [range(int(i), int(i) + count) for i in outer[-1:]]
+    return _float32(source.box((*box, *tail)).astype(np.float32)).reshape(count, *source.shape[-2:])

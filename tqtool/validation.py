@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from tqtool import __version__
 from tqtool.aggregate import clusters
-from tqtool.codec import engine, refusal
+from tqtool.codec import engine
 from tqtool.coders import CONTROL, configurations
-from tqtool.dataset import Dataset, Head, heads_of
+from tqtool.dataset import Dataset, Head, head_of
 from tqtool.diagnosis import diagnose
 from tqtool.errors import BugError, InputError, UsageError
 from tqtool.gates import decide, reached, verdict
@@ -69,7 +69,8 @@ def measure(
 
     def units() -> Iterator[tuple[Head, int, int]]:
         for index in range(len(data.layers)):
-            for head in _checked_heads(data, index, limit):
+            for number in range(data.heads[index]):
+                head = head_of(data, index, number, limit)
                 for seed in params.seeds:
                     yield head, index, seed
 
@@ -95,21 +96,11 @@ def measure(
 def _query_limit(data: Dataset, plan: Plan, params: Params) -> tuple[int | None, bool]:
     """Return the most queries of each query head, and whether memory, not the user, set it."""
     columns = 4 + 11 * len(plan.key_coders) + 5 * len(plan.value_coders) + 4 * len(plan.pairs)
-    affordable = MAX_VALUES // (columns * len(params.seeds) * len(data.layers) * data.query_heads)
+    affordable = MAX_VALUES // (columns * len(params.seeds) * data.units * data.group)
     wanted = params.max_queries or max(data.queries, data.tokens)
     if wanted > affordable:
         return max(1, affordable), (data.queries or data.tokens) > affordable
     return params.max_queries, False
-
-
-def _checked_heads(data: Dataset, index: int, limit: int | None) -> list[Head]:
-    for name, x in zip("qkv", data.load(index), strict=True):
-        if x is not None and not np.isfinite(x).all():
-            found = data.blame(index, name) if data.blame else refusal(x)
-            place = "" if data.blame else f"{data.name}: {name} of layer {data.layers[index]}: "
-            hint = "a query, key or value that is not finite has no attention; repair the capture"
-            raise InputError(f"{place}{found}", code="non-finite", hint=hint, path=found.path)
-    return heads_of(data, index, limit)
 
 
 def _check_control(measured: Measured) -> None:

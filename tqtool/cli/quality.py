@@ -176,7 +176,7 @@ def validate(
         budget=budget,
         target_kl=None if target_kl is None else positive(target_kl, "--target-kl"),
     )
-    units = sum(len(one.layers) * one.kv_heads for one in data) * len(params.seeds)
+    units = sum(one.units for one in data) * len(params.seeds)
     for line in dict.fromkeys(line for one in data for line in one.notes):
         output.note(line)
     threads, begun = output.settings().threads, datetime.now(UTC)
