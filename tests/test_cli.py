@@ -130,3 +130,22 @@ def test_tables_off_a_terminal_are_plain(tqtool: Run) -> None:
     assert "\x1b" not in text
     assert "\x1b" not in tqtool("siz").stderr
     assert "\x1b[31m" in tqtool("size", "-c", "k4", "--color", "always").stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")  # noqa: PTH110
+@pytest.mark.parametrize("arguments", [["size"], ["size", "--json"], ["--version"], ["--help"]])
+def test_a_full_disk_behind_stdout_is_an_output_error(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        command = [sys.executable, "-m", "tqtool", *arguments]
+        process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert process.returncode == 4
+    assert process.stderr == "tqtool: error[write]: standard output: No space left on device\n"
+
+
+def test_a_table_without_colour_has_no_escapes() -> None:
+    from tqtool.rendering.tables import Column, table_text
+
+    text = table_text([Column("a"), Column("b")], [["1", "[bold]2"]], terminal=True, width=40, color=False)
+    assert "\x1b" not in text
+    assert "[bold]2" in text
+    assert "\x1b" in table_text([Column("a")], [["1"]], terminal=True, width=40, color=True)

@@ -46,7 +46,9 @@ def test_import_tqtool_is_light() -> None:
     assert not loaded_after("import tqtool") & {"numpy", "scipy", "typer", "rich", "jinja2"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["validate", "--help"], ["compress", "-h"], ["bench", "-h"], ["size"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["validate", "--help"], ["compress", "-h"], ["bench", "-h"], ["size"]]
+)
 def test_help_version_and_size_load_no_numpy_and_no_scipy(arguments: list[str]) -> None:
     code = (
         "import sys\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import signal
 import sys
@@ -12,7 +14,7 @@ import typer
 from tqtool import __version__
 from tqtool.cli import output
 from tqtool.cli.output import Color, Settings
-from tqtool.errors import TqError
+from tqtool.errors import OutputError, TqError
 
 app = typer.Typer(
     name="tqtool",
@@ -104,7 +106,10 @@ def main() -> None:
     except Exception as error:
         if output.settings().verbose > 1:
             raise
-        status = _fail("bug", 70, f"{error!r}; please report it with the output of -vv", None)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # Typer's help onto a full disk
+            status = _fail("write", 4, f"standard output: {error.strerror}", None)
+        else:
+            status = _fail("bug", 70, f"{error!r}; please report it with the output of -vv", None)
     raise SystemExit(status)
 
 
@@ -119,5 +124,6 @@ def _fail(code: str, status: int, message: str, hint: str | None, path: str | No
             "hint": hint,
             "path": path,
         }
-        output.answer(json.dumps(document, ensure_ascii=False))
+        with contextlib.suppress(OutputError):  # stdout itself may be what failed
+            output.answer(json.dumps(document, ensure_ascii=False))
     return status

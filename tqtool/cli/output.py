@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
+from tqtool.errors import OutputError
+
 Color = Literal["auto", "always", "never"]
 
 
@@ -63,7 +65,11 @@ def stdout_is_terminal() -> bool:
 
 def answer(text: str) -> None:
     """Print the command's answer, or a part of it, to stdout."""
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    try:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+    except OSError as error:  # a full disk behind a redirection; a closed pipe has ended us before
+        raise OutputError(f"standard output: {error.strerror}", code="write") from error
 
 
 def answer_json(value: Any) -> None:

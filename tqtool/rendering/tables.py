@@ -62,5 +62,6 @@ def _rich_text(
     for row in rows:
         table.add_row(*map(Text, row))
     out = StringIO()
-    Console(file=out, force_terminal=True, width=width, no_color=not color, highlight=False).print(table)
+    colors = "auto" if color else None
+    Console(file=out, force_terminal=True, width=width, color_system=colors, highlight=False).print(table)
     return out.getvalue().rstrip("\n")
