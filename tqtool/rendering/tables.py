@@ -62,6 +62,8 @@ def _rich_text(
     for row in rows:
         table.add_row(*map(Text, row))
     out = StringIO()
-    colors = "auto" if color else None
-    Console(file=out, force_terminal=True, width=width, color_system=colors, highlight=False).print(table)
+    console = Console(
+        file=out, force_terminal=True, width=width, color_system="auto" if color else None, highlight=False
+    )
+    console.print(table)
     return out.getvalue().rstrip("\n")
