@@ -130,7 +130,8 @@ def attend(
     """
     batch, q_len, q_heads, dim = q.shape
     slots, kv_heads = keys.codes.shape[1:3]
-    lengths = np.broadcast_to(slots if tokens is None else tokens, batch).tolist()
+    lengths = list(tokens) if isinstance(tokens, Sequence) else [slots if tokens is None else tokens] * batch
+    assert len(lengths) == batch
     assert dim == keys.spec.dim == values.spec.dim
     assert keys.spec.seed == values.spec.seed
     assert keys.codes.shape[:3] == values.codes.shape[:3] == (batch, slots, kv_heads)
@@ -225,22 +226,16 @@ QUERIES = 16  # of one key-value head that share a pass over the keys and values
 
 
 def _packed(side: Encoded, batch: int) -> Any:
+    """Return the C view of one sequence: fields in the order of `fa_tq_packed`."""
     codes, meta = side.codes[batch], side.meta[batch]
+    size = meta.itemsize
     assert codes.strides[-1] == 1 or codes.shape[-1] == 1
-    assert meta.ndim == 2 or meta.strides[-1] == meta.itemsize
-    assert all(stride % meta.itemsize == 0 for stride in meta.strides)
-    return ffi.new(
-        "fa_tq_packed *",
-        {
-            "codes": ffi.cast("uint8_t *", codes.ctypes.data),
-            "code_token_stride": codes.strides[0],
-            "code_head_stride": codes.strides[1],
-            "scales": ffi.cast("void *", meta.ctypes.data),
-            "scale_token_stride": meta.strides[0] // meta.itemsize,
-            "scale_head_stride": meta.strides[1] // meta.itemsize,
-            "bf16": side.spec.meta == "bf16",
-        },
-    )
+    assert meta.ndim == 2 or meta.strides[-1] == size
+    assert not any(stride % size for stride in meta.strides)
+    code_start, scale_start = (ffi.cast("void *", part.__array_interface__["data"][0]) for part in (codes, meta))
+    scale_strides = (meta.strides[0] // size, meta.strides[1] // size)
+    fields = (code_start, *codes.strides[:2], scale_start, *scale_strides, side.spec.meta == "bf16")
+    return ffi.new("fa_tq_packed *", fields)
 
 
 @cache

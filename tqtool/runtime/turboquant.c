@@ -135,10 +135,8 @@ typedef struct {
     float tree[TQ_MAX_LEVELS];         /* the same as a search tree: children of node i are 2i and 2i + 1, root 1 */
     float centroids[TQ_MAX_LEVELS];
     float squares[TQ_MAX_LEVELS]; /* float(c^2) */
-    /* For 1, 2 and 4 bits, whose codes never straddle a half byte: how attention looks up 32 codes at a time. Byte i of
-     * `source` says which packed byte holds the code meant for place i, `low` and `high` mask it out of that byte's
-     * halves, and planes[p] gives byte p of its centroid, for a code shifted to any place within a half byte. */
-    uint8_t source[32], low[32], high[32], planes[4][16];
+    float repeated[8];        /* up to 3 bits: the centroids again and again, so that higher bits need no mask */
+    uint8_t planes[4][16];    /* 4 bits: byte p of each centroid */
 } tq_side;
 
 typedef struct tq_kernels tq_kernels;
@@ -223,21 +221,6 @@ static void tq_paley(int order, int8_t *matrix) {
     }
 }
 
-static void tq_set_planes(tq_side *side, int bits) {
-    const int mask = (1 << bits) - 1;
-    for (int i = 0; i < 32; i++) {
-        const int code = i % 16 / 4 * 8 + i / 16 * 4 + i % 4; /* each half register holds alternate groups of four */
-        const int shift = code * bits % 8;
-        side->source[i] = (uint8_t)(code * bits / 8);
-        side->low[i] = (uint8_t)(shift < 4 ? mask << shift : 0);
-        side->high[i] = (uint8_t)(shift < 4 ? 0 : mask << (shift - 4));
-    }
-    for (int plane = 0; plane < 4; plane++)
-        for (int code = 0; code <= mask; code++)
-            for (int shift = 0; shift < 4; shift += bits)
-                side->planes[plane][code << shift] = (uint8_t)(tq_float_bits(side->centroids[code]) >> (8 * plane));
-}
-
 /* Copies the tables; false if they are not ascending, finite and free of the centroid 0. */
 static bool tq_set_side(tq_side *side, const fa_tq_table *table, int dim) {
     if (!table || !table->boundaries || !table->centroids || table->bits < 1 || table->bits > FA_TQ_MAX_BITS ||
@@ -258,7 +241,10 @@ static bool tq_set_side(tq_side *side, const fa_tq_table *table, int dim) {
     for (size_t width = 1; width < levels; width *= 2) /* the tree's level of that width */
         for (size_t node = 0; node < width; node++)
             side->tree[width + node] = side->boundaries[(2 * node + 1) * (levels / (2 * width)) - 1];
-    if (8 % table->bits == 0 && table->bits < 8) tq_set_planes(side, table->bits);
+    for (size_t k = 0; k < 8; k++) side->repeated[k] = side->centroids[k % levels];
+    for (size_t k = 0; k < 16; k++)
+        for (int plane = 0; plane < 4; plane++)
+            side->planes[plane][k] = (uint8_t)(tq_float_bits(side->centroids[k]) >> (8 * plane));
     side->bits = table->bits;
     side->bytes = fa_tq_packed_size(dim, table->bits);
     side->table.bits = table->bits;
@@ -431,30 +417,26 @@ int fa_tq_attend(const fa_tq_state *state, const fa_tq_packed *keys, const fa_tq
         return FA_TQ_ERR_ARGUMENT;
     const size_t floats = tq_query_floats(state), padded = state->padded, dim = state->dim;
     const size_t weights = floats - 8 - 3 * padded;
-    for (size_t head = 0; head < heads; head++) {
-        for (size_t row = 0; row < rows; row++) {
-            float *query = scratch + (head * rows + row) * group * floats;
-            memset(query, 0, group * floats * sizeof *query);
-            state->kernels->rotate(state, false, q + (row * query_heads + (first_head + head) * group) * dim, dim,
-                                   group, query + weights, floats);
-            for (size_t i = 0; i < group; i++) {
-                for (size_t j = 0; j < dim; j++) query[i * floats + weights + j] *= scale;
-                query[(i + 1) * floats - 8] = -HUGE_VALF;
-            }
+    const size_t together = heads * group; /* queries that lie side by side in a row of q */
+    for (size_t row = 0; row < rows; row++) {
+        const float *own = q + (row * query_heads + first_head * group) * dim;
+        float *query = scratch + row * together * floats;
+        memset(query, 0, together * floats * sizeof *query);
+        state->kernels->rotate(state, false, own, dim, together, query + weights, floats);
+        for (size_t i = 0; i < together; i++, query += floats) {
+            for (size_t j = 0; j < dim; j++) query[weights + j] *= scale;
+            query[floats - 8] = -HUGE_VALF;
         }
     }
     state->kernels->attend(state, keys, values, tokens, first_head, heads, rows, group, causal, scratch);
-    for (size_t head = 0; head < heads; head++) {
-        for (size_t row = 0; row < rows; row++) {
-            float *query = scratch + (head * rows + row) * group * floats;
-            for (size_t i = 0; i < group; i++) {
-                const float sum = query[(i + 1) * floats - 7], share = sum > 0.0f ? 1.0f / sum : 0.0f;
-                float *total = query + i * floats + weights + padded;
-                for (size_t j = 0; j < dim; j++) total[j] *= share;
-            }
-            state->kernels->rotate(state, true, query + weights + padded, floats, group,
-                                   out + (row * query_heads + (first_head + head) * group) * dim, dim);
+    for (size_t row = 0; row < rows; row++) {
+        float *query = scratch + row * together * floats, *totals = query + weights + padded;
+        for (size_t i = 0; i < together; i++, query += floats) {
+            const float sum = query[floats - 7], share = sum > 0.0f ? 1.0f / sum : 0.0f;
+            for (size_t j = 0; j < dim; j++) query[weights + padded + j] *= share;
         }
+        state->kernels->rotate(state, true, totals, floats, together,
+                               out + (row * query_heads + first_head * group) * dim, dim);
     }
     return FA_TQ_OK;
 }
@@ -922,6 +904,11 @@ FN_INLINE void FN(store_words)(const VU *words, size_t bytes, size_t count, uint
         for (size_t l = 0; l < count; l++) tq_put_word(codes + l * bytes + 4 * w, bytes - 4 * w, LANE(words[w], l));
 }
 
+/* Asks for memory that the next tile reads or writes: a tile is too short for processors to see a pattern. */
+FN_INLINE void FN(fetch)(const void *from, size_t bytes) {
+    for (size_t byte = 0; byte < bytes; byte += 64) TQ_PREFETCH((const uint8_t *)from + byte);
+}
+
 /* Norms of the lanes; 0, or the error of the first of `count` lanes that is refused, with its number in *lane. */
 FN_INLINE int FN(tile_norms)(const VF *x, size_t dim, size_t count, double norms[LANES], size_t *lane) {
     VD zero = {0}, sum[HALVES], wide[HALVES];
@@ -1166,9 +1153,10 @@ static TQ_TARGET int FN(encode)(const fa_tq_state *s, const tq_side *t, const vo
     VU words[FA_TQ_MAX_DIM / 4 + 1];
     for (size_t first = 0; first < count; first += LANES) {
         const size_t n = count - first < LANES ? count - first : LANES;
+        const uint8_t *own = (const uint8_t *)rows + first * row_bytes;
         const void *row[LANES];
-        for (size_t l = 0; l < LANES; l++)
-            row[l] = l < n ? (const uint8_t *)rows + (first + l) * row_bytes : (const uint8_t *)tq_zeros;
+        for (size_t l = 0; l < LANES; l++) row[l] = l < n ? own + l * row_bytes : (const uint8_t *)tq_zeros;
+        if (first + 2 * LANES <= count) FN(fetch)(own + LANES * row_bytes, LANES * row_bytes);
         FN(load_tile)(row, type, s->dim, x);
 
         double norm[LANES], factors[LANES], energy[LANES], product[LANES];
@@ -1239,6 +1227,8 @@ static TQ_TARGET void FN(decode)(const fa_tq_state *s, const tq_side *t, const u
     for (size_t first = 0; first < count; first += LANES) {
         const size_t n = count - first < LANES ? count - first : LANES;
         double factors[LANES] = {0};
+        float *own = out + first * s->dim;
+        if (first + 2 * LANES <= count) FN(fetch)(own + LANES * s->dim, LANES * s->dim * sizeof(float));
         for (size_t l = 0; l < n; l++)
             factors[l] = (double)tq_scale_at(scales, bf16, (first + l) * stride) / s->root;
         FN(load_words)(codes + first * t->bytes, t->bytes, n, words);
@@ -1248,33 +1238,57 @@ static TQ_TARGET void FN(decode)(const fa_tq_state *s, const tq_side *t, const u
         else FN(unpack_tile)(t, words, s->dim, x, t->bits);
         VF *y = FN(hadamard)(s, true, x, spare);
         FN(scale_tile)(s, y, factors);
-        FN(store_tile)(y, s->dim, out + first * s->dim, s->dim, n);
+        FN(store_tile)(y, s->dim, own, s->dim, n);
     }
 }
 
 /* ---- attention: here a lane is a coordinate ---- */
 
 #if LANES == 8
-/* 32 codes of 1, 2 or 4 bits as four registers of centroids: byte by byte, then woven together. */
-FN_INLINE void FN(expand_32)(const tq_side *t, const uint8_t *packed, VF out[4], int bits) {
-    uint64_t word = 0;
-    __m256i bytes;
-    if (bits == 4) {
-        bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)packed));
-    } else {
-        memcpy(&word, packed, (size_t)bits * 4);
-        bytes = _mm256_set1_epi64x((long long)word);
+typedef struct {
+    __m256i planes[4]; /* 4 bits: byte p of each centroid, in both halves */
+    VF lo, hi;         /* the centroids; up to 3 bits again and again, so that an index needs no mask */
+} tq_register_book;
+
+FN_INLINE tq_register_book FN(load_book)(const tq_side *t, int bits) {
+    tq_register_book book;
+    TQ_UNROLL for (int p = 0; p < 4; p++)
+        book.planes[p] = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)t->planes[p]));
+    book.lo = FN(read)(bits <= 3 ? t->repeated : t->centroids);
+    book.hi = FN(read)(t->centroids + 8);
+    return book;
+}
+
+/* Eight codes of up to 4 bits, the first at bit `shift` of the word. */
+FN_INLINE VF FN(expand_8)(const tq_register_book *book, uint32_t word, uint32_t shift, int bits) {
+    const uint32_t b = (uint32_t)bits;
+    const VU none = {0}, shifts = {0, b, 2 * b, 3 * b, 4 * b, 5 * b, 6 * b, 7 * b};
+    const VU index = (VU)_mm256_srlv_epi32((__m256i)(none + word), (__m256i)(shifts + shift));
+    return FN(lookup)(NULL, book->lo, book->hi, index, bits);
+}
+
+/* 32 codes of up to 4 bits; reads their 4 * bits bytes and no more. */
+FN_INLINE void FN(expand_32)(const tq_register_book *book, const uint8_t *packed, VF out[4], int bits) {
+    if (bits < 4) {
+        TQ_UNROLL for (int group = 0; group < 4; group++) {
+            const int byte = group * bits, from = byte < 4 * bits - 4 ? byte : 4 * bits - 4;
+            uint32_t word;
+            memcpy(&word, packed + from, 4);
+            out[group] = FN(expand_8)(book, word, (uint32_t)(8 * (byte - from)), bits);
+        }
+        return;
     }
-    bytes = _mm256_shuffle_epi8(bytes, _mm256_loadu_si256((const __m256i *)(const void *)t->source));
-    const __m256i low = _mm256_and_si256(bytes, _mm256_loadu_si256((const __m256i *)(const void *)t->low));
-    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4),
-                                          _mm256_loadu_si256((const __m256i *)(const void *)t->high));
+    /* Centroids are looked up byte by byte and woven together. Place i of a half register takes code i % 4 of an even
+     * (lower half) or odd group of four, which the weaving brings into order. */
+    const __m256i source = _mm256_setr_epi8(0, 0, 1, 1, 4, 4, 5, 5, 8, 8, 9, 9, 12, 12, 13, 13, 2, 2, 3, 3, 6, 6, 7, 7,
+                                            10, 10, 11, 11, 14, 14, 15, 15);
+    const __m256i pairs = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)packed));
+    const __m256i bytes = _mm256_shuffle_epi8(pairs, source);
+    const __m256i low = _mm256_and_si256(bytes, _mm256_set1_epi16(0x000f));
+    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi16(0x0f00));
     const __m256i index = _mm256_or_si256(low, high);
     __m256i p[4];
-    TQ_UNROLL for (int i = 0; i < 4; i++) {
-        const __m128i plane = _mm_loadu_si128((const __m128i *)(const void *)t->planes[i]);
-        p[i] = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(plane), index);
-    }
+    TQ_UNROLL for (int i = 0; i < 4; i++) p[i] = _mm256_shuffle_epi8(book->planes[i], index);
     const __m256i a = _mm256_unpacklo_epi8(p[0], p[1]), b = _mm256_unpackhi_epi8(p[0], p[1]);
     const __m256i c = _mm256_unpacklo_epi8(p[2], p[3]), d = _mm256_unpackhi_epi8(p[2], p[3]);
     out[0] = (VF)_mm256_unpacklo_epi16(a, c);
@@ -1288,27 +1302,20 @@ FN_INLINE void FN(expand_32)(const tq_side *t, const uint8_t *packed, VF out[4],
 FN_INLINE void FN(expand_bits)(const fa_tq_state *s, const tq_side *t, const uint8_t *packed, size_t stride, size_t n,
                                float *out, int bits) {
     const uint32_t mask = (1u << bits) - 1;
+#if LANES == 8
+    const tq_register_book book = FN(load_book)(t, bits);
+#endif
     for (size_t i = 0; i < n; i++, packed += stride, out += s->padded) {
         size_t j = 0, byte = 0;
 #if LANES == 8
-        if (bits <= 2 || bits == 4) {
+        if (bits <= 4) {
             for (; j + 32 <= s->padded; j += 32, byte += 4 * (size_t)bits) {
                 VF four[4];
-                FN(expand_32)(t, packed + byte, four, bits);
+                FN(expand_32)(&book, packed + byte, four, bits);
                 TQ_UNROLL for (size_t k = 0; k < 4; k++) FN(write)(out + j + 8 * k, four[k]);
             }
-        }
-        if (bits <= 4) {
-            const VF lo = FN(read)(t->centroids), hi = FN(read)(t->centroids + 8);
-            const uint32_t b = (uint32_t)bits;
-            const VU shifts = {0, b, 2 * b, 3 * b, 4 * b, 5 * b, 6 * b, 7 * b}, none = {0};
-            for (; j < s->padded; j += 8, byte += b) {
-                uint32_t word;
-                if (byte + 4 <= t->bytes) memcpy(&word, packed + byte, 4);
-                else word = tq_word(packed + byte, t->bytes - byte);
-                const VU index = (VU)_mm256_srlv_epi32((__m256i)(none + word), (__m256i)shifts) & mask;
-                FN(write)(out + j, FN(lookup)(t->centroids, lo, hi, index, bits));
-            }
+            for (; j < s->padded; j += 8, byte += (size_t)bits)
+                FN(write)(out + j, FN(expand_8)(&book, tq_word(packed + byte, t->bytes - byte), 0, bits));
         }
 #endif
         for (; j < s->dim; j++) {
@@ -1465,32 +1472,35 @@ static TQ_TARGET void FN(mix)(const fa_tq_state *s, const fa_tq_packed *values, 
     }
 }
 
+/* How many of a chunk's n tokens a query sees that the newest `hidden` tokens are hidden from. */
+FN_INLINE size_t FN(seen)(size_t tokens, size_t first, size_t n, size_t hidden) {
+    if (tokens < first + hidden) return 0;
+    return tokens - hidden - first < n ? tokens - hidden - first : n;
+}
+
 /* One pass over the tokens, chunk by chunk and head by head within a chunk, as they lie in memory. */
 static TQ_TARGET void FN(attend)(const fa_tq_state *s, const fa_tq_packed *keys, const fa_tq_packed *values,
                                  size_t tokens, size_t first_head, size_t heads, size_t rows, size_t group,
                                  bool causal, float *queries) {
     float decoded[TQ_CHUNK_FLOATS], scales[TQ_CHUNK_FLOATS / FA_TQ_MIN_DIM];
-    const size_t chunk = tq_chunk(s), padded = s->padded, floats = tq_query_floats(s), count = rows * group;
+    const size_t chunk = tq_chunk(s), padded = s->padded, floats = tq_query_floats(s);
     const size_t weights = floats - 8 - 3 * padded;
     memset(decoded, 0, sizeof decoded);
     for (size_t first = 0; first < tokens; first += chunk) {
         const size_t n = tokens - first < chunk ? tokens - first : chunk;
         for (size_t head = 0; head < heads; head++) {
-            float *own = queries + head * count * floats;
             FN(expand_chunk)(s, &s->side[1], keys, first_head + head, first, n, tokens, decoded, scales);
-            for (size_t i = 0; i < count; i++) {
-                float *w = own + i * floats;
-                const size_t hidden = causal ? rows - 1 - i / group : 0, end = tokens > hidden ? tokens - hidden : 0;
-                const size_t seen = end <= first ? 0 : end - first < n ? end - first : n;
+            for (size_t i = 0; i < rows * group; i++) {
+                float *w = queries + ((i / group * heads + head) * group + i % group) * floats;
+                const size_t seen = FN(seen)(tokens, first, n, causal ? rows - 1 - i / group : 0);
                 for (size_t t = 0; t < seen; t += 4) FN(four_products)(w + weights, decoded + t * padded, padded, w + t);
                 for (size_t t = 0; t < seen; t++) w[t] *= scales[t];
                 if (seen > 0) FN(weigh)(w, seen, w + weights, padded);
             }
             FN(expand_chunk)(s, &s->side[0], values, first_head + head, first, n, tokens, decoded, scales);
-            for (size_t i = 0; i < count; i++) {
-                float *w = own + i * floats;
-                const size_t hidden = causal ? rows - 1 - i / group : 0, end = tokens > hidden ? tokens - hidden : 0;
-                const size_t seen = end <= first ? 0 : end - first < n ? end - first : n;
+            for (size_t i = 0; i < rows * group; i++) {
+                float *w = queries + ((i / group * heads + head) * group + i % group) * floats;
+                const size_t seen = FN(seen)(tokens, first, n, causal ? rows - 1 - i / group : 0);
                 for (size_t t = 0; t < seen; t++) w[t] *= scales[t];
                 FN(add_rows)(w, decoded, seen, w + weights + padded, padded);
             }
