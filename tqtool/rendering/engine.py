@@ -148,7 +148,10 @@ def doctor_text(setup: Installation, checks: Sequence[Check], *, terminal: bool)
         ("tqtool", setup.tqtool),
         ("python", f"{setup.python}, {setup.platform}"),
         *setup.packages.items(),
-        *((name, version or "not installed (only needed for its extra)") for name, version in setup.extras.items()),
+        *(
+            (name, version or "not installed (only the tests compare with it: tqtool[compare])")
+            for name, version in setup.extras.items()
+        ),
         ("engine", _engine(setup)),
         ("C compiler", setup.compiler or "none found; needed by `export-c --verify` and to build the runtime"),
         ("threads", str(setup.threads)),
