@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import naive_metrics as naive
@@ -161,6 +163,13 @@ def test_the_report_is_the_same_for_any_threads_and_any_run() -> None:
     assert len(texts) == 1
 
 
+def test_units_can_run_in_other_processes() -> None:
+    data, params = small(), Params(("K4/V4",), seeds=(0, 1), baselines=("q4_0", "kivi-2"))
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        elsewhere = validate([data], params, executor=pool)
+    assert report_to_json(elsewhere) == report_to_json(validate([data], params))
+
+
 def test_the_block_size_does_not_change_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     data = from_dump(load_dump(sample_dump_path()), name="sample")
     whole = validate([data], Params(("K3/V3",), max_queries=64))
@@ -173,9 +182,9 @@ def test_the_block_size_does_not_change_what_is_measured(monkeypatch: pytest.Mon
 def test_a_control_that_is_off_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     original = coders.turboquant_coder
 
-    def broken(bits: int, plan: SidePlan, layers: tuple[int, ...]) -> measure_module.Coder:
-        coder = original(bits, plan, layers)
-        return coder if bits != 16 else replace(coder, restore=lambda x, index, seed: x.astype(np.float16))
+    def broken(bits: int, plan: SidePlan) -> measure_module.Coder:
+        coder = original(bits, plan)
+        return coder if bits != 16 else replace(coder, restore=lambda x, layer, seed: x.astype(np.float16))
 
     monkeypatch.setattr(coders, "turboquant_coder", broken)
     with pytest.raises(BugError, match="control row K16/V16 is off") as caught:

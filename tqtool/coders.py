@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -54,36 +55,46 @@ def side_plan(params: Params, side: Side) -> SidePlan:
     )
 
 
-def turboquant_coder(bits: int, plan: SidePlan, layers: tuple[int, ...]) -> Coder:
-    """Return the coder of one width; `layers` are the numbers of the dataset's layers."""
+def turboquant_coder(bits: int, plan: SidePlan) -> Coder:
+    """Return the coder of one width. Made of plain functions, so that any executor can carry it elsewhere."""
+    return Coder(
+        name=str(bits),
+        restore=partial(restore, bits=bits, plan=plan),
+        expected=None if bits == UNTOUCHED else partial(expected_energy, bits=bits, plan=plan),
+        distortion=partial(known_distortion, bits=bits, law=plan.law),
+    )
 
-    def part(x: Array32) -> tuple[Array32, Array32]:
-        coded = x[plan.sink_tokens :]
-        mean = coded.mean(axis=0, dtype=np.float64) if plan.center and len(coded) else np.zeros(x.shape[1])
-        return coded, mean.astype(np.float32)
 
-    def spec(x: Array32, seed: int) -> CodecSpec:
-        return CodecSpec(x.shape[1], bits, plan.law, plan.rule, plan.meta, seed)
+def restore(x: Array32, layer: int, seed: int, *, bits: int, plan: SidePlan) -> Array32:
+    """Return what decoding gives for the keys or values of a head, (tokens, dim)."""
+    if bits == UNTOUCHED or layer in plan.protected or plan.split(len(x))[0] == 0:
+        return x.copy()
+    coded, mean = _coded(x, plan)
+    spec = CodecSpec(x.shape[1], bits, plan.law, plan.rule, plan.meta, seed)
+    # Subtracting an all-zero mean is exact, and so is adding it back.
+    restored = decode(encode(coded - mean, spec, threads=1), threads=1) + mean
+    return np.concatenate([x[: plan.sink_tokens], restored])
 
-    def restore(x: Array32, index: int, seed: int) -> Array32:
-        if bits == UNTOUCHED or layers[index] in plan.protected or plan.split(len(x))[0] == 0:
-            return x.copy()
-        coded, mean = part(x)
-        # Subtracting an all-zero mean is exact, and so is adding it back.
-        restored = decode(encode(coded - mean, spec(x, seed), threads=1), threads=1) + mean
-        return np.concatenate([x[: plan.sink_tokens], restored])
 
-    def expected(x: Array32, index: int) -> float:
-        if layers[index] in plan.protected:
-            return 0.0
-        coded, mean = part(x)
-        energy = float(np.sum((coded - mean).astype(np.float64) ** 2))
-        return energy * expected_error(spec(x, 0))
+def expected_energy(x: Array32, layer: int, *, bits: int, plan: SidePlan) -> float:
+    """Return the summed squared error that theory expects of `restore`, mean over rotations."""
+    if layer in plan.protected:
+        return 0.0
+    coded, mean = _coded(x, plan)
+    energy = float(np.sum((coded - mean).astype(np.float64) ** 2))
+    return energy * expected_error(CodecSpec(x.shape[1], bits, plan.law, plan.rule, plan.meta))
 
-    def known_distortion(dim: int) -> float:
-        return 0.0 if bits == UNTOUCHED else distortion(lloyd_max(dim, bits, plan.law))
 
-    return Coder(str(bits), restore, None if bits == UNTOUCHED else expected, known_distortion)
+def _coded(x: Array32, plan: SidePlan) -> tuple[Array32, Array32]:
+    """Return the tokens that become codes and what is taken off them first, (dim,)."""
+    coded = x[plan.sink_tokens :]
+    mean = coded.mean(axis=0, dtype=np.float64) if plan.center and len(coded) else np.zeros(x.shape[1])
+    return coded, mean.astype(np.float32)
+
+
+def known_distortion(dim: int, *, bits: int, law: Law) -> float:
+    """Return D_b of a width."""
+    return 0.0 if bits == UNTOUCHED else distortion(lloyd_max(dim, bits, law))
 
 
 def head_bytes(bits: int, plan: SidePlan, *, tokens: int, dim: int, layer: int) -> int:
@@ -122,8 +133,8 @@ def configurations(data: Dataset, params: Params) -> tuple[list[Configuration], 
         dict.fromkeys((*(c.key_bits for c in configs), *params.recommend_widths)),
         dict.fromkeys((*(c.value_bits for c in configs), *params.recommend_widths)),
     )
-    key_coders = {str(bits): turboquant_coder(bits, keys, data.layers) for bits in key_widths}
-    value_coders = {str(bits): turboquant_coder(bits, values, data.layers) for bits in value_widths}
+    key_coders = {str(bits): turboquant_coder(bits, keys) for bits in key_widths}
+    value_coders = {str(bits): turboquant_coder(bits, values) for bits in value_widths}
     rows = [turboquant_row(config, keys, values) for config in configs]
     for one in baselines_for(data, params):
         key_coders[one.key.name], value_coders[one.value.name] = baseline_coder(one.key), baseline_coder(one.value)
@@ -158,7 +169,11 @@ def baselines_for(data: Dataset, params: Params) -> list[Baseline]:
 
 def baseline_coder(form: Format) -> Coder:
     """Return an engine's format as a coder; no rotation seed plays a part in it."""
-    return Coder(form.name, lambda x, index, seed: form.restore(x))
+    return Coder(form.name, partial(_restore_format, form.restore))
+
+
+def _restore_format(function: Callable[[Array32], Array32], x: Array32, layer: int, seed: int) -> Array32:
+    return function(x)
 
 
 def baseline_row(one: Baseline) -> Configuration:

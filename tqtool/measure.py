@@ -31,9 +31,9 @@ class Coder:
     """One way to store the keys or the values of a head."""
 
     name: str  # "4" for 4 bits, "q8_0" …
-    restore: Callable[[Array32, int, int], Array32]  # (tokens, dim), layer index, seed -> what decoding gives
-    expected: Callable[[Array32, int], float] | None = None  # (x, layer index) -> summed squared error in theory
-    distortion: Callable[[int], float] = lambda dim: float("nan")  # D_b by dim, for the predictions
+    restore: Callable[[Array32, int, int], Array32]  # (tokens, dim), layer, seed -> what decoding gives
+    expected: Callable[[Array32, int], float] | None = None  # (x, layer) -> summed squared error in theory
+    distortion: Callable[[int], float] | None = None  # D_b by dim, for the predictions
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class HeadResult:
     overflow: frozenset[str]  # coders that gave back what is not finite; their numbers mean nothing
 
 
-def measure_head(unit: Head, plan: Plan, index: int, seed: int) -> HeadResult:
-    """Return every metric of one head; `index` is the place of its layer among the dataset's layers."""
-    keys, key_overflow = _restored(plan.key_coders, unit.k, index, seed)
-    values, value_overflow = _restored(plan.value_coders, unit.v, index, seed)
+def measure_head(unit: Head, seed: int, *, plan: Plan) -> HeadResult:
+    """Return every metric of one head under one rotation seed."""
+    keys, key_overflow = _restored(plan.key_coders, unit.k, unit.layer, seed)
+    values, value_overflow = _restored(plan.value_coders, unit.v, unit.layer, seed)
     blocks = [
         _measure_block(unit, plan, keys, values, slice(start, stop))
         for start, stop in _blocks(len(unit.q), len(unit.k))
@@ -82,17 +82,17 @@ def measure_head(unit: Head, plan: Plan, index: int, seed: int) -> HeadResult:
         ("v", lambda name: ("", name), unit.v, values, plan.value_coders),
     ):
         for name, other in restored.items():
-            storage[pair_of(name)] = _storage(side, exact, other, coders[name], index)
+            storage[pair_of(name)] = _storage(side, exact, other, coders[name], unit.layer)
     overflow = key_overflow | value_overflow
     return HeadResult(unit.layer, unit.head, unit.positions, queries, storage, _facts(unit), overflow)
 
 
 def _restored(
-    coders: Mapping[str, Coder], x: Array32, index: int, seed: int
+    coders: Mapping[str, Coder], x: Array32, layer: int, seed: int
 ) -> tuple[dict[str, Array32], frozenset[str]]:
     """What each coder gives back, and the names of those that overflow: for them the exact values stand in."""
     with np.errstate(over="ignore", invalid="ignore"):  # other engines' float16 scales; ours refuse such vectors
-        found = {name: coder.restore(x, index, seed) for name, coder in coders.items()}
+        found = {name: coder.restore(x, layer, seed) for name, coder in coders.items()}
     overflow = frozenset(name for name, other in found.items() if not np.isfinite(other).all())
     return found | dict.fromkeys(overflow, x), overflow
 
@@ -174,11 +174,11 @@ def _measure_block(
     return found
 
 
-def _storage(side: str, exact: Array32, restored: Array32, coder: Coder, index: int) -> dict[str, float]:
+def _storage(side: str, exact: Array32, restored: Array32, coder: Coder, layer: int) -> dict[str, float]:
     x, other = exact.astype(np.float64), restored.astype(np.float64)
     error = float(np.sum((other - x) ** 2))
     energy = float(np.sum(x * x))
-    expected = coder.expected(exact, index) if coder.expected else 0.0
+    expected = coder.expected(exact, layer) if coder.expected else 0.0
     return {
         f"{side}_rel_mse": error / energy if energy > 0 else np.nan,
         f"{side}_distortion_ratio": error / expected if expected > 0 else np.nan,

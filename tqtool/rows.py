@@ -106,7 +106,7 @@ def _engaged(measured: Measured, configuration: Configuration) -> bool:
     )
 
 
-def per_query(result: HeadResult, pair: Pair, metric: str) -> Array | None:
+def _per_query(result: HeadResult, pair: Pair, metric: str) -> Array | None:
     """Return the per-query (or one-value) array of a metric of a configuration on one head, None if it has none."""
     key, value = pair
     for place in ((key, value), (key, ""), ("", value), ("", "")):
@@ -142,9 +142,10 @@ def _values(measured: Measured, result: HeadResult, pair: Pair, metric: str) -> 
     if metric == "sigma_pred":
         noise = float(np.mean(result.queries["", ""]["score_noise"]))
         dim = int(result.facts["dim"])
-        distortion = measured.plan.key_coders[pair[0]].distortion(dim)
-        return np.array([sigma_pred(noise, distortion, measured.plan.scale, dim)])
-    found = per_query(result, pair, metric)
+        distortion = measured.plan.key_coders[pair[0]].distortion
+        known = np.nan if distortion is None else distortion(dim)
+        return np.array([sigma_pred(noise, known, measured.plan.scale, dim)])
+    found = _per_query(result, pair, metric)
     assert found is not None, metric
     return found
 
@@ -153,10 +154,10 @@ def _predictions(measured: Measured, configuration: Configuration) -> dict[str, 
     """What theory expects of the row: KL and value read-out error from D_b, output cosine on `gaussian`."""
     key, value = configuration.pair
     results, dim = measured.seeds[0], measured.data.dim
-    key_d = measured.plan.key_coders[key].distortion(dim)
-    value_d = measured.plan.value_coders[value].distortion(dim)
-    if np.isnan(key_d) or np.isnan(value_d):
+    by_key, by_value = measured.plan.key_coders[key].distortion, measured.plan.value_coders[value].distortion
+    if by_key is None or by_value is None:
         return {}
+    key_d, value_d = by_key(dim), by_value(dim)
     noise = [float(np.mean(r.queries["", ""]["score_noise"])) for r in results]
     readout = np.array([mean(r.queries["", ""]["readout_noise"]) for r in results])
     predicted = {

@@ -11,9 +11,9 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tqtool import __version__
 from tqtool.aggregate import clusters
@@ -32,7 +32,7 @@ from tqtool.sizes import UNTOUCHED
 from tqtool.sources import cross_check, recommended, source_of, warnings_of
 from tqtool.units import ordered_map
 
-Array = NDArray[np.float64]
+Unit = tuple[Head, int]  # and its rotation seed
 
 MAX_VALUES = 1 << 26  # float64 values per query held at once: 512 MiB
 CONTROL_LIMIT = 1e-12  # of 1 - cos and of KL: the control compares a thing with itself
@@ -67,22 +67,15 @@ def measure(
     )
     limit, thinned = _query_limit(data, plan, params)
 
-    def units() -> Iterator[tuple[Head, int, int]]:
+    def units() -> Iterator[Unit]:
         for index in range(len(data.layers)):
             for number in range(data.heads[index]):
                 head = head_of(data, index, number, limit)
                 for seed in params.seeds:
-                    yield head, index, seed
-
-    def run(unit: tuple[Head, int, int]) -> HeadResult:
-        head, index, seed = unit
-        try:
-            return measure_head(head, plan, index, seed)
-        except InputError as error:
-            place = f"{data.name}: layer {head.layer}, head {head.head}"
-            raise InputError(f"{place}: {error}", code=error.code, hint="rescale the data") from error
+                    yield head, seed
 
     found: list[list[HeadResult]] = [[] for _ in params.seeds]
+    run = partial(_run, plan=plan, name=data.name)
     for number, result in enumerate(ordered_map(run, units(), threads=threads, executor=executor)):
         found[number % len(params.seeds)].append(result)
         advance(1)
@@ -91,6 +84,15 @@ def measure(
     measured = Measured(data, plan, tuple(rows), seeds, where, params.law, limit if thinned else None)
     _check_control(measured)
     return measured
+
+
+def _run(unit: Unit, *, plan: Plan, name: str) -> HeadResult:
+    head, seed = unit
+    try:
+        return measure_head(head, seed, plan=plan)
+    except InputError as error:
+        place = f"{name}: layer {head.layer}, head {head.head}"
+        raise InputError(f"{place}: {error}", code=error.code, hint=error.hint) from error
 
 
 def _query_limit(data: Dataset, plan: Plan, params: Params) -> tuple[int | None, bool]:
