@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
+from safetensors.numpy import save_file
 
 from tqtool.datafiles import open_arrays
 from tqtool.dumps import load_dump
@@ -95,7 +96,7 @@ def test_every_layout_order_and_type_gives_the_same_layer(tmp_path: Path, layout
 
 
 def test_rows_and_boxes_agree_with_numpy(tmp_path: Path, rng: np.random.Generator) -> None:
-    x = rng.standard_normal((3, 4, 5, 16)).astype("f4")
+    x = rng.standard_normal((3, 2, 4, 16)).astype("f4")
     for order in ((0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)):
         np.save(tmp_path / "x.npy", x.transpose(order))
         np.save(tmp_path / "f.npy", np.asfortranarray(x.transpose(order)))
@@ -104,8 +105,8 @@ def test_rows_and_boxes_agree_with_numpy(tmp_path: Path, rng: np.random.Generato
             source = source.transposed(tuple(np.argsort(order).tolist()))
             assert source.shape == x.shape
             flat = x.reshape(-1, 16)
-            for start in range(60):
-                for stop in range(start, 61):
+            for start in range(24):
+                for stop in range(start, 25):
                     assert_array_equal(source.rows(start, stop), flat[start:stop])
             for block in (1, 64, 300, 1000, 1 << 20):
                 seen = np.full(x.shape, np.nan, "f4")
@@ -113,9 +114,9 @@ def test_rows_and_boxes_agree_with_numpy(tmp_path: Path, rng: np.random.Generato
                     assert 4 * np.prod([len(r) for r in box]) * 16 <= max(block, 64)
                     seen[tuple(slice(r.start, r.stop) for r in box)] = source.box((*box, range(16)))
                 assert_array_equal(seen, x)
-            taken = source.take(1, 2)
-            assert_array_equal(taken.read(), x[:, 2])
-            assert_array_equal(taken.take(0, 1).read(), x[1, 2])
+            taken = source.take(1, 1)
+            assert_array_equal(taken.read(), x[:, 1])
+            assert_array_equal(taken.take(0, 1).read(), x[1, 1])
 
 
 def test_stacked_layers_and_batches(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -164,6 +165,41 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, rng: np.random.Generator) 
     refused("usage", save(k=(2, 64, 16), v=(2, 64, 16)), layout="xyz")
 
 
+def test_archives_and_layers_of_different_lengths(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Layers may differ in dim and heads, and some have no cache at all."""
+    layers = {2: (4, 30, 64), 5: (1, 40, 128), 9: (2, 50, 96)}
+    tensors = {
+        f"model.layers.{number}.{side}": rng.standard_normal(shape).astype(np.float16)
+        for number, shape in layers.items()
+        for side in ("key", "value")
+    }
+    tensors["model.layers.2.self_attn.k_proj.weight"] = rng.standard_normal((64, 64)).astype(np.float16)
+    save_file(tensors, tmp_path / "cache.safetensors")
+    np.savez(tmp_path / "stored.npz", **tensors)
+    np.savez_compressed(tmp_path / "packed.npz", **tensors)
+    for name in ("cache.safetensors", "stored.npz", "packed.npz"):
+        dump = load_dump(tmp_path / name)
+        assert [(layer.number, layer.dim) for layer in dump.layers] == [(2, 64), (5, 128), (9, 96)]
+        for layer in dump.layers:
+            _, k, v = layer.arrays()
+            assert_array_equal(k, tensors[f"model.layers.{layer.number}.key"].astype("f4"))
+            assert_array_equal(v, tensors[f"model.layers.{layer.number}.value"].astype("f4"))
+        assert any("k_proj.weight" in note for note in dump.notes)
+
+
+def test_an_archive_that_promises_more_than_it_holds(tmp_path: Path) -> None:
+    """A member's size is believed by nobody: the disk is asked first, and what comes out is counted."""
+    np.savez_compressed(tmp_path / "kv.npz", k=np.zeros((64, 16)), v=np.zeros((64, 16)))
+    raw = (tmp_path / "kv.npz").read_bytes()
+    size = (64 * 16 * 8 + 128).to_bytes(4, "little")
+    assert raw.count(size) >= 2
+    bomb = raw.replace(size, (2**31).to_bytes(4, "little"))
+    (tmp_path / "bomb.npz").write_bytes(bomb)
+    with pytest.raises(TqError) as caught:
+        load_dump(tmp_path / "bomb.npz").layers[0].arrays()
+    assert caught.value.code in ("npz-damaged", "write")
+
+
 @pytest.mark.parametrize("text", ["[1]", "{", '{"kv_heads": 0}', '{"scaling": NaN}', '{"q_tail": "8"}', "[" * 9999])
 def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
     for name in "kv":
@@ -184,5 +220,9 @@ def test_the_captured_dumps() -> None:
     for one, two in zip(other.layers, stacked.layers, strict=True):
         for a, b in zip(one.arrays()[1:], two.arrays()[1:], strict=True):
             assert_array_equal(a, b)
+    whole = load_dump(SHARED / "dumps/smollm2-135m/past_key_values.safetensors")
+    assert [layer.number for layer in whole.layers] == list(range(30))
+    _, k, _ = whole.layers[10].arrays()
+    assert_array_equal(k, dump.layers[2].arrays()[1][:, :256])
     with pytest.raises(InputError, match="some names tell a layer"):
         load_dump(SHARED / "dumps/qwen2-tiny-hd64")
