@@ -75,10 +75,11 @@ def test_a_folder_and_many_inputs(tmp_path: Path, tqtool: Run, x: Array) -> None
     for number in (0, 7):
         np.save(tmp_path / f"kv/layer{number:02d}_k.npy", x)
         np.save(tmp_path / f"kv/layer{number:02d}_v.npy", x)
+    np.save(tmp_path / "kv/layer07_q_last16.npy", x[:, :16])
     np.save(tmp_path / "kv/tokens.npy", np.arange(40))
     run = tqtool("compress", "kv", "--config", "K3/V2", "-o", "out")
     assert run.returncode == 0, run.stderr
-    assert "ignored tokens.npy" in run.stderr
+    assert "ignored layer07_q_last16.npy, tokens.npy" in run.stderr
     assert names(tmp_path / "out") == [f"layer{n}_{side}.tq.safetensors" for n in ("00", "07") for side in "kv"]
     codes = load_file(tmp_path / "out/layer07_k.tq.safetensors")["layer07_k.codes"]
     assert_array_equal(codes, encode(x, CodecSpec(64, 3)).codes)

@@ -6,7 +6,12 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +21,10 @@ import numpy as np
 import pytest
 from conftest import Run
 from safetensors.numpy import save_file
+
+import tqtool.rendering.files
+import tqtool.rendering.inspection  # noqa: F401  (loaded once, for all that are forked)
+from tqtool.cli.app import main
 
 Make = Callable[[Path], None]
 
@@ -212,12 +221,44 @@ INPUTS: dict[str, tuple[Make, list[str], str, int, str, str | None]] = {
 }  # fmt: skip
 
 
+FRESH = random.Random(5).sample(sorted(INPUTS), 8)  # these start an interpreter of their own
+
+
+def forked(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the program in a process of its own that is a copy of this one: its modules are loaded already."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking: nothing else runs here
+        child = os.fork()
+        if child == 0:
+            status = 70
+            try:
+                os.chdir(folder)
+                os.dup2(out.fileno(), 1)
+                os.dup2(errors.fileno(), 2)
+                sys.argv = ["tqtool", *arguments]
+                sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+                main()
+            except SystemExit as error:
+                status = error.code if isinstance(error.code, int) else 0
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        _, waited = os.waitpid(child, 0)
+        texts = []
+        for file in (out, errors):
+            file.seek(0)
+            texts.append(file.read().decode())
+        return subprocess.CompletedProcess(arguments, os.waitstatus_to_exitcode(waited), *texts)
+
+
 @pytest.mark.parametrize("name", INPUTS)
 def test_refusal(name: str, tmp_path: Path, tqtool: Run) -> None:
     make, command, code, status, message, hint = INPUTS[name]
     make(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    run = tqtool(*command, "--json", "-q")
+    arguments = [*command, "--json", "-q"]
+    run = tqtool(*arguments) if name in FRESH else forked(tmp_path, *arguments)
     errors = [line for line in run.stderr.splitlines() if "warning" not in line]
     assert run.returncode == status, run.stderr
     assert errors[0].startswith(f"tqtool: error[{code}]: "), run.stderr

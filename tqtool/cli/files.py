@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from tqtool.cli import output
+from tqtool.cli.jobs import expanded, jobs_of
 from tqtool.errors import UsageError
-from tqtool.files import STREAM, check_not_input, check_output
+from tqtool.files import STREAM
 from tqtool.naming import CONTAINER_SUFFIX
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -154,7 +153,7 @@ def compress(
         tuple(names or ()),
     )
     limits = Limits(max_rel_error, min_cosine)
-    jobs = _jobs(_expanded(inputs), out, CONTAINER_SUFFIX, force=force, as_json=as_json)
+    jobs = jobs_of(expanded(inputs), out, CONTAINER_SUFFIX, force=force, as_json=as_json)
     opened = [(open_file(path, dtype=dtype), target) for path, target in jobs]
     work = [(file, choose(file, choice), target) for file, target in opened]
     settings = output.settings()
@@ -223,7 +222,7 @@ def decompress(
     containers = [open_container(path) for path in inputs]
     forms = [form_of(out, container) for container in containers]
     suffixes = {path: f".restored.{form}" for path, form in zip(inputs, forms, strict=True)}
-    jobs = _jobs(inputs, out, suffixes, force=force, as_json=as_json)
+    jobs = jobs_of(inputs, out, suffixes, force=force, as_json=as_json)
     results: list[dict[str, Any]] = []
     for container, form, (_, target) in zip(containers, forms, jobs, strict=True):
         chosen = select(container, names or [], dtype)
@@ -242,57 +241,6 @@ def decompress(
             _say(f"{text}, {len(chosen)} tensor{'s' if len(chosen) > 1 else ''}", target)
     if as_json:
         output.answer_json({"schema": "tqtool.decompress/1", "files": results})
-
-
-def _expanded(inputs: Sequence[str]) -> list[str]:
-    """Return the files that the inputs stand for: a folder for its dump files."""
-    from tqtool.datafiles import folder_files, listed
-
-    files: list[str] = []
-    for path in inputs:
-        if not Path(path).is_dir():
-            files.append(path)
-            continue
-        chosen, ignored = folder_files(Path(path))
-        files.extend(str(member) for member in chosen)
-        if ignored:
-            output.note(f"{path}: ignored {listed(ignored)}")
-    return files
-
-
-def _jobs(
-    inputs: Sequence[str], out: str | None, suffix: str | dict[str, str], *, force: bool, as_json: bool
-) -> list[tuple[str, str]]:
-    """Return (input, output) pairs; refuses outputs that cannot be written before any work is done."""
-    jobs = []
-    for path in inputs:
-        if out == STREAM or (out is None and path == STREAM):
-            target = STREAM
-        elif out is not None and not (Path(out).is_dir() or out.endswith("/")):
-            target = out
-        else:
-            name = "stdin" if path == STREAM else Path(path).name
-            name = Path(name).stem if isinstance(suffix, str) else name.removesuffix(CONTAINER_SUFFIX)
-            folder = Path(path).parent if out is None else Path(out)
-            target = str(folder / f"{name}{suffix if isinstance(suffix, str) else suffix[path]}")
-        jobs.append((path, target))
-    twice = next((target for _, target in jobs if sum(target == other for _, other in jobs) > 1), None)
-    if twice is not None:
-        raise UsageError(
-            f"{twice}: two inputs would take this name",
-            code="usage",
-            hint="give -o an existing folder, or run them one at a time",
-        )
-    for _, target in jobs:
-        if target == STREAM:
-            if as_json:
-                raise UsageError("--json and the data cannot both go to standard output", code="usage")
-            if sys.stdout.isatty():
-                raise UsageError("binary data would go to the terminal", code="usage", hint="say -o FILE, or pipe it")
-        else:
-            check_not_input(target, list(inputs))
-            check_output(target, force=force)
-    return jobs
 
 
 def _say(line: str, target: str) -> None:
