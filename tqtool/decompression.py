@@ -117,7 +117,8 @@ def restore(
                     _restore_npy(container, each, member, threads, advance)
                     size = member.seek(0, 2)
                     member.seek(0)
-                    place = zipfile.ZipInfo(f"{each.entry.name}.npy", (1980, 1, 1, 0, 0, 0))  # no clock in an output
+                    # no clock in an output, and no way out of the folder that somebody unpacks it to
+                    place = zipfile.ZipInfo(f"{_inside(each.entry.name)}.npy", (1980, 1, 1, 0, 0, 0))
                     place.file_size = size
                     with archive.open(place, "w", force_zip64=size > 1 << 31) as target:
                         copy_bytes(member, target)
@@ -137,6 +138,10 @@ def restore(
         ]
         units = (unit for each, store in zip(chosen, stores, strict=True) for unit in _units(container, each, store))
         _run(units, threads, advance)
+
+
+def _inside(name: str) -> str:
+    return "/".join("_" if part in ("", ".", "..") else part for part in name.replace("\\", "/").split("/"))
 
 
 def _restore_npy(container: Container, each: Restored, file: BinaryIO, threads: int | None, advance: Advance) -> None:

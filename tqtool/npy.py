@@ -57,7 +57,14 @@ def read_npy(
     if kind == "bf16":
         stored = np.dtype(np.uint16).newbyteorder(stored.byteorder if stored.kind == "u" else "<")
     store = Store(opener, header, shape, stored)
-    return ArraySource(path, name or Path(path).stem, kind, store, axes, hidden_file=name is None)
+    return ArraySource(
+        path, printable(Path(path).stem if name is None else name), kind, store, axes, hidden_file=name is None
+    )
+
+
+def printable(name: str) -> str:
+    """Return a name that every file and terminal can hold: control characters and undecodable bytes become `_`."""
+    return "".join(letter if letter.isprintable() else "_" for letter in name) or "_"
 
 
 def type_name(stored: np.dtype[np.generic], *, as_bf16: bool = False) -> str:

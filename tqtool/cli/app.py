@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import signal
 import sys
@@ -87,6 +88,9 @@ def main() -> None:
     """Run the program: the one place where errors become lines and exit statuses."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe ends us with 141
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a file's name may hold any bytes
     arguments = sys.argv[1:]
     try:
         result = app(hoist_global_options(arguments), standalone_mode=False)

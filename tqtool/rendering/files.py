@@ -12,6 +12,8 @@ from tqtool.entries import Compressed, Entry
 from tqtool.files import binary_size
 from tqtool.pipeline import Quality
 
+RATED_BYTES = 16 << 20  # of smaller files the time is that of making the tables
+
 
 def compress_line(result: Result) -> str:
     """Return the one line about a compressed file; the time at its end is all that differs between two runs."""
@@ -34,7 +36,8 @@ def compress_line(result: Result) -> str:
         parts.append(f"{zero:,} zero vectors")
     if replaced:
         parts.append(f"{replaced:,} values set to 0")
-    parts.append(f"{result.seconds:.2f} s ({result.source_bytes / max(result.seconds, 1e-9) / 1e9:.2g} GB/s)")
+    rate = f" ({result.source_bytes / result.seconds / 1e9:.2g} GB/s)" if result.source_bytes >= RATED_BYTES else ""
+    parts.append(f"{result.seconds:.2f} s{rate}")
     return ", ".join(parts)
 
 
