@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -60,26 +61,67 @@ class Tensor:
     def __init__(self, values: Array) -> None:
         self.values = values
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return Tensor(self.values[index])
+
     def contiguous(self) -> Tensor:
-        return self
+        return Tensor(np.ascontiguousarray(self.values))
 
     def cpu(self) -> Tensor:
         return self
 
 
-def test_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: Array) -> None:
-    torch_like = ModuleType("safetensors.torch")
+def fake_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the recipes import safetensors.torch where there is no torch."""
+    module = ModuleType("safetensors.torch")
 
     def save(tensors: dict[str, Tensor], path: str) -> None:
         save_file({name: tensor.values for name, tensor in tensors.items()}, path)
 
-    torch_like.save_file = save  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "safetensors.torch", torch_like)
+    module.save_file = save  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "safetensors.torch", module)
+
+
+def test_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: Array) -> None:
+    fake_torch(monkeypatch)
     bf16 = kv.astype(ml_dtypes.bfloat16)
     layers = [SimpleNamespace(keys=Tensor(k[None]), values=Tensor(v[None])) for k, v in bf16]
     layers.append(SimpleNamespace(keys=None, values=None))  # a layer of another kind
     cook("transformers", tmp_path, monkeypatch, cache=SimpleNamespace(layers=layers))
     holds(load_dump(tmp_path / "cache.safetensors"), bf16)
+
+
+def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: Array) -> None:
+    """On a stand-in for a model that rotates queries and keys as transformers' models do."""
+    fake_torch(monkeypatch)
+    path = ["transformers", "models", "llama", "modeling_llama"]
+    modules = [ModuleType(".".join(path[: i + 1])) for i in range(len(path))]
+    for parent, child in itertools.pairwise(modules):
+        setattr(parent, child.__name__.rpartition(".")[2], child)
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    modeling: Any = modules[-1]
+    modeling.apply_rotary_pos_emb = lambda q, k, cos, sin, unsqueeze_dim=1: (Tensor(-q.values), Tensor(k.values))
+    queries = np.random.default_rng(8).standard_normal((LAYERS, 1, 2 * HEADS, 300, DIM)).astype(np.float16)
+    long = np.concatenate([kv] * 9, axis=3)[:, :, :, :300]
+
+    def model(input_ids: object, *, use_cache: bool) -> Any:
+        layers = []
+        for q, (k, v) in zip(queries, long, strict=True):
+            _, rotated = modeling.apply_rotary_pos_emb(Tensor(q), Tensor(k[None]), None, None)
+            layers.append(SimpleNamespace(keys=rotated, values=Tensor(v[None])))
+        return SimpleNamespace(past_key_values=SimpleNamespace(layers=layers))
+
+    cook("queries", tmp_path, monkeypatch, model=model, input_ids=None)
+    dump = load_dump(tmp_path / "cache.safetensors")
+    holds(dump, long)
+    assert dump.q_tail == 256
+    q, _, _ = dump.layers[1].arrays()
+    assert_array_equal(q, -queries[1, 0, :, -256:].astype(np.float32))
 
 
 def test_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: Array) -> None:
