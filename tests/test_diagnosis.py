@@ -12,9 +12,10 @@ from tqtool.dataset import Dataset, from_arrays, from_synthetic
 from tqtool.diagnosis import diagnose, without_config
 from tqtool.params import Params
 from tqtool.report import Report
-from tqtool.synthetic import PURPOSE, synthetic_set
+from tqtool.synthetic import synthetic_set
 from tqtool.validation import validate
 
+STRESS = ("peaky", "key-bias", "outlier")
 CONFIGS = ("K4/V4", "K4/V2", "K3/V3", "K2/V2")
 
 
@@ -44,13 +45,13 @@ def test_benign_sets_give_no_finding(name: str) -> None:
 
 
 def test_there_are_three_sentences_at_most() -> None:
-    report = validate([from_synthetic(synthetic_set(name)) for name in PURPOSE], Params(CONFIGS))
+    report = validate([from_synthetic(synthetic_set(name)) for name in STRESS], Params(("K4/V4",)))
     assert len(report.diagnosis) == 3
     assert all("\n" not in finding.sentence for finding in report.diagnosis)
 
 
 def test_centred_keys_are_not_told_to_centre() -> None:
-    report = validate([from_synthetic(synthetic_set("key-bias"))], Params(CONFIGS, center_keys=True))
+    report = validate([from_synthetic(synthetic_set("key-bias"))], Params(("K4/V4",), center_keys=True))
     assert "key_offset" not in rules(report)
 
 
@@ -88,14 +89,14 @@ def test_an_error_beyond_theory_is_flagged() -> None:
 def test_the_next_command_is_fitted_to_what_was_found() -> None:
     offset = synthetic_set("key-bias")
     data = from_arrays(offset.k, offset.v, offset.q, name="d", causal=False)
-    given = validate([data], Params(CONFIGS), command="tqtool validate d")
+    given = validate([data], Params(("K4/V4",)), command="tqtool validate d")
     assert given.next == "tqtool validate d --center-keys"
     proxied = replace(data, load=lambda index, head: (None, offset.k[head], offset.v[head]), queries=0)
-    assert "--q" in validate([proxied], Params(CONFIGS), command="tqtool validate d").next
-    assert validate([replace(data, name="sample")], Params(CONFIGS), command="tqtool validate").next.startswith(
+    assert "--q" in validate([proxied], Params(("K4/V4",)), command="tqtool validate d").next
+    assert validate([replace(data, name="sample")], Params(("K4/V4",)), command="tqtool validate").next.startswith(
         "tqtool validate FOLDER"
     )
-    assert validate([from_synthetic(offset)], Params(CONFIGS), command="tqtool validate").next == ""
+    assert validate([from_synthetic(offset)], Params(("K4/V4",)), command="tqtool validate").next == ""
 
 
 def test_the_next_command_replaces_the_configurations() -> None:

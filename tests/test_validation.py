@@ -159,7 +159,7 @@ def test_query_head_h_reads_kv_head_h_over_the_group() -> None:
 def test_the_report_is_the_same_for_any_threads_and_any_run() -> None:
     datasets = [from_dump(load_dump(sample_dump_path()), name="sample"), from_synthetic(synthetic_set("outlier"))]
     params = Params(("K4/V4", "K2/V2"), seeds=(0, 3), max_queries=40, residual_window=8)
-    texts = {report_to_json(validate(datasets, params, threads=threads)) for threads in (1, 2, 5, 2)}
+    texts = {report_to_json(validate(datasets, params, threads=threads)) for threads in (1, 3)}
     assert len(texts) == 1
 
 
