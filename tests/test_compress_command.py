@@ -218,7 +218,14 @@ def test_a_stopped_process_leaves_nothing_behind(tmp_path: Path, number: signal.
     truth = (tmp_path / "kv.tq.safetensors").read_bytes()
     for share in (0.6, 0.8, 0.95):
         (tmp_path / "kv.tq.safetensors").unlink(missing_ok=True)
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored under a shell's &
+        )
         time.sleep(share * lasts)
         process.send_signal(number)
         process.communicate()

@@ -23,7 +23,9 @@ MIB = 1 << 20
 
 def start(*arguments: str | Path, **options: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tqtool", *map(str, arguments)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # what is started in the background by a shell ignores SIGINT, and so would its children
+    heed = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | heed
     return subprocess.Popen(command, **(pipes | options))  # type: ignore[call-overload, no-any-return]
 
 
