@@ -119,6 +119,18 @@ def test_rows_and_boxes_agree_with_numpy(tmp_path: Path, rng: np.random.Generato
             assert_array_equal(taken.take(0, 1).read(), x[1, 1])
 
 
+def test_restored_copies_do_not_count_beside_their_originals(tmp_path: Path, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((2, 30, 16))
+    for name in ("layer0_k", "layer0_v"):
+        np.save(tmp_path / f"{name}.restored.npy", x + 1)
+    assert_array_equal(load_dump(tmp_path).layers[0].arrays()[1], (x + 1).astype("f4"))
+    for name in ("layer0_k", "layer0_v"):
+        np.save(tmp_path / f"{name}.npy", x)
+    dump = load_dump(tmp_path)
+    assert_array_equal(dump.layers[0].arrays()[1], x.astype("f4"))
+    assert any("ignored layer0_k.restored.npy" in note for note in dump.notes)
+
+
 def test_stacked_layers_and_batches(tmp_path: Path, rng: np.random.Generator) -> None:
     x = rng.standard_normal((4, 2, 30, 16)).astype("f4")
     np.save(tmp_path / "all_k.npy", x)

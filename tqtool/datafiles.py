@@ -15,6 +15,7 @@ from tqtool.inputs import reopening, shown_name
 from tqtool.naming import CONTAINER_SUFFIX, MANIFEST, meaning
 from tqtool.tensors import array_sources, is_header, read_header
 
+RESTORED = ".restored"  # in the names of what `decompress` writes
 ARCHIVES = (".npz", ".safetensors")
 
 
@@ -102,10 +103,12 @@ def _unknown_format(start: bytes, shown: str) -> InputError:
 def folder_files(folder: Path) -> tuple[list[Path], list[str]]:
     """Return a folder's dump files by name, and the names of its other files.
 
-    Those are the .npy files whose names tell their kind, else its archives. Raises `InputError` if there are none.
+    Those are the .npy files whose names tell their kind, else its archives; of an array and its restored copy the
+    array. Raises `InputError` if there are none.
     """
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     arrays = [name for name in names if name.endswith(".npy")]
+    arrays = [name for name in arrays if name.replace(RESTORED, "") not in arrays or RESTORED not in name]
     chosen = [name for name in arrays if meaning(Path(name).stem).kind]
     if not chosen:
         chosen = [name for name in names if name.endswith(ARCHIVES) and not name.endswith(CONTAINER_SUFFIX)]

@@ -25,7 +25,7 @@ MANIFEST = "manifest.json"
 CONTAINER_SUFFIX = ".tq.safetensors"
 MAX_MANIFEST = 1 << 20
 _PAIRS = re.compile(r"past[_.]?key[_.]?values?|key[_.]?values?|kv[_.]?cache")  # say nothing about one side
-_AFTER_KIND = re.compile(r"cache|states?|stacked|rope|post|pre|last\d+|b?f(16|32|64)|\d+|l\d+|layers?\d*")
+_AFTER_KIND = re.compile(r"cache|states?|stacked|restored|rope|post|pre|last\d+|b?f(16|32|64)|\d+|l\d+|layers?\d*")
 _LAYER = re.compile(r"(?:layers?|blk|blocks?|l)[_.\-\[]*(\d+)(?![a-z0-9])")
 
 

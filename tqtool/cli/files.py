@@ -214,6 +214,7 @@ def decompress(
 ) -> None:
     """Restore compressed arrays: their names, shapes and types, to NAME.restored.npy, .npz or .safetensors."""
     from tqtool.container import open_container
+    from tqtool.datafiles import RESTORED
     from tqtool.decompression import check_damage, form_of, restore, restored_size, select
     from tqtool.files import binary_size, output_file
     from tqtool.rendering.files import decompress_json
@@ -221,7 +222,7 @@ def decompress(
     settings = output.settings()
     containers = [open_container(path) for path in inputs]
     forms = [form_of(out, container) for container in containers]
-    suffixes = {path: f".restored.{form}" for path, form in zip(inputs, forms, strict=True)}
+    suffixes = {path: f"{RESTORED}.{form}" for path, form in zip(inputs, forms, strict=True)}
     jobs = jobs_of(inputs, out, suffixes, force=force, as_json=as_json)
     results: list[dict[str, Any]] = []
     for container, form, (_, target) in zip(containers, forms, jobs, strict=True):
