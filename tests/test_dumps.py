@@ -174,6 +174,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, rng: np.random.Generator) 
     refused("no-tensors", save())
     refused("not-found", tmp_path / "absent.npy")
     refused("usage", tmp_path, k=tmp_path / "k.npy")
+    refused("usage", Path("-"))
     refused("usage", save(k=(2, 64, 16), v=(2, 64, 16)), layout="xyz")
 
 

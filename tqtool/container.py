@@ -20,7 +20,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.entries import FORMAT, OWN, VERSION, Compressed, Entry, file_metadata, parse_manifest
+from tqtool.entries import FORMAT, OWN, VERSION, Compressed, Entry, Format, file_metadata, parse_manifest
 from tqtool.errors import InputError, IntegrityError
 from tqtool.files import FilePath, file_size
 from tqtool.inputs import Opener, reopening, shown_name
@@ -135,7 +135,7 @@ class Container:
     header: Header
     places: dict[str, Tensor]
     entries: tuple[Entry, ...]
-    source: str
+    source: Format
     metadata: dict[str, str]
     unknown: tuple[str, ...]  # metadata keys that this version does not know
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tqtool.arrays import FLOAT_TYPES, Box, Store, boxes_over
 from tqtool.codec import MAX_SCALE, Encoded, decode
 from tqtool.container import Container
-from tqtool.entries import META_TYPES, Compressed, Entry, signs_name, table_names
+from tqtool.entries import FORMATS, META_TYPES, Compressed, Entry, Format, signs_name, table_names
 from tqtool.errors import InputError, IntegrityError, UsageError
 from tqtool.files import Advance, copy_bytes, unnamed_temporary
 from tqtool.reference import decode_with
@@ -25,7 +25,6 @@ from tqtool.rotation import signs
 from tqtool.tensors import Tensor, header_bytes, stored_type, tensor_bytes
 from tqtool.units import ordered_map
 
-Format = Literal["npy", "npz", "safetensors"]
 Unit = Callable[[], int]
 BLOCK_VALUES = 1 << 21  # 8 MiB of float32
 
@@ -217,9 +216,9 @@ class _Decoder:
         finite = np.isfinite(centroids).all() and np.isfinite(boundaries).all()
         if not (finite and (np.diff(centroids) > 0).all() and (np.diff(boundaries) > 0).all()):
             raise self._impossible("its table is not ascending")
-        # A file carries its tables. They are ours unless another release or another tool wrote it.
-        own = np.array_equal(centroids, spec.book.tables[1]) and np.array_equal(self._signs, signs(spec.seed, spec.dim))
-        self._own = own
+        # The file's tables count. They are ours, and the fast path serves, unless another release or tool wrote it.
+        same_table = np.array_equal(centroids, spec.book.tables[1])
+        self._own = same_table and np.array_equal(self._signs, signs(spec.seed, spec.dim))
 
     def decode(self, box: Box) -> NDArray[np.float32]:
         """Return the restored vectors of a box over the leading axes."""
@@ -254,6 +253,4 @@ class _Decoder:
 def form_of(path: str | None, container: Container) -> Format:
     """Return the format to write: by the output's suffix, else the source's."""
     suffix = Path(path).suffix.lstrip(".") if path else ""
-    if suffix in ("npy", "npz", "safetensors"):
-        return suffix  # type: ignore[return-value]
-    return container.source  # type: ignore[return-value]
+    return next((form for form in FORMATS if form == suffix), container.source)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tqtool.arrays import ArraySource
 from tqtool.datafiles import folder_files, listed, open_arrays
 from tqtool.errors import InputError, UsageError
-from tqtool.files import COPY_BLOCK, FilePath
+from tqtool.files import COPY_BLOCK, STREAM, FilePath
 from tqtool.inputs import open_input
 from tqtool.layouts import by_layer, check_layout, infer_layout
 from tqtool.naming import Kind, Manifest, find_manifest, meaning
@@ -128,6 +128,8 @@ def load_dump(
     """
     paths = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     given: dict[Kind, FilePath | None] = {"k": k, "v": v, "q": q}
+    if STREAM in [str(path) for path in (*paths, *given.values())]:
+        raise UsageError("a dump is read more than once and cannot come from standard input", code="usage")
     if layout is not None:
         check_layout(layout)
     if any(given.values()):

@@ -24,11 +24,12 @@ FORMAT = "tqtool"
 VERSION = "1.0"
 LAYOUT = "lsb-dense"
 ROTATION = "hadamard-signs"
-SOURCES = ("npy", "npz", "safetensors")
 META_TYPES = {"range": "F32", "f32": "F32", "bf16": "BF16"}
 OWN = "tq."  # begins the names of the format's own tensors
 ERROR_WIDTH = 14  # of "%.8e"
 
+Format = Literal["npy", "npz", "safetensors"]
+FORMATS: tuple[Format, ...] = get_args(Format)
 Kind = Literal["k", "v", "generic"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -142,13 +143,13 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def parse_manifest(header: Header) -> tuple[tuple[Entry, ...], str, dict[str, str]]:
+def parse_manifest(header: Header) -> tuple[tuple[Entry, ...], Format, dict[str, str]]:
     """Return a container's entries, its source's format and metadata; `IntegrityError` if anything does not fit."""
     label = header.label
     try:
         manifest = load_json(header.metadata.get("tq_manifest", ""))
         source, metadata, described = manifest["source"], manifest.get("metadata", {}), manifest["tensors"]
-        if source not in SOURCES or not all(isinstance(value, str) for value in metadata.values()):
+        if source not in FORMATS or not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError("source")
         entries = tuple(_entry(name, facts) for name, facts in described.items())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TqError) as error:
