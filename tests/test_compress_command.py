@@ -127,6 +127,15 @@ def test_nan_to_zero_leaves_the_other_vectors_alone(tmp_path: Path, tqtool: Run,
         assert (place in touched) or (codes[place] == clean[place]).all()
 
 
+def test_nan_to_zero_does_not_hide_what_else_is_wrong(tmp_path: Path, tqtool: Run, x: Array) -> None:
+    x[0, 0, 0], x[1, 2] = np.nan, 1e36
+    np.save(tmp_path / "kv.npy", x)
+    run = tqtool("compress", "kv.npy", "--nan", "zero")
+    assert run.returncode == 3
+    assert "vector [1, 2] has norm 8e+36, the limit is 2^120" in run.stderr
+    assert names(tmp_path) == ["kv.npy"]
+
+
 def test_warnings_before_encoding(tmp_path: Path, tqtool: Run) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((4, 64, 128)).astype(np.float32)

@@ -252,8 +252,8 @@ def _earlier(place: Place | None, found: NDArray[np.bool_], box: Box) -> Place |
     return here if place is None else min(place, here)
 
 
-def refusal(source: ArraySource) -> InputError:
-    """Return the error that says what in the array cannot be encoded, and where."""
+def refusal(source: ArraySource, *, nan_to_zero: bool = False) -> InputError:
+    """Return the error that says what in the array cannot be encoded, and where; NaN can with `nan_to_zero`."""
     found = scan(source)
     counts = [f"{n} {name}" for n, name in ((found.nan, "NaN"), (found.inf, "Inf")) if n]
     places = [
@@ -261,7 +261,7 @@ def refusal(source: ArraySource) -> InputError:
         for place, name in ((found.first_nan, "NaN"), (found.first_inf, "Inf"))
         if place
     ]
-    if counts:
+    if counts and not nan_to_zero:
         return InputError(
             f"{source.label}: {', '.join(counts)}; {', '.join(places)}",
             code="non-finite",
@@ -271,6 +271,7 @@ def refusal(source: ArraySource) -> InputError:
     place = found.first_too_long
     assert place is not None, "an array was refused that has nothing wrong"
     vector = source.box((*(range(i, i + 1) for i in place), range(source.dim))).astype(np.float64)
+    vector = np.where(np.isfinite(vector), vector, 0)
     largest = float(np.abs(vector).max())
     norm = largest * sqrt(float(((vector / largest) ** 2).sum()))
     return InputError(

@@ -26,7 +26,6 @@ SAMPLE = 1 << 14  # vectors that `sample` measures at most, and that the 1 % qua
 HASHED_BYTES = 64 << 20  # `sample` hashes sources up to this size
 MEASURED_AT_ONCE = 1024  # vectors: 1 MiB of float64 at 128 coordinates, which the second-level cache holds
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: its multiples are even over any period of the data
-
 MIN_BLOCK_BYTES = 1 << 20  # a smaller block costs more in calls than it gains
 BLOCKS = 8  # an array has at least so many, unless they became too small
 
@@ -104,7 +103,7 @@ class Pipeline:
             encoded = encode(clean, self.spec, threads=1)
         except InputError as error:
             if error.code in ("non-finite", "norm-range"):
-                raise refusal(self.source) from error
+                raise refusal(self.source, nan_to_zero=self.nan_to_zero) from error
             raise
         self.codes.write((*box, range(self.spec.code_bytes)), encoded.codes)
         self.meta.write((*box, range(2)) if self.spec.meta == "range" else box, encoded.meta)
