@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -20,7 +20,7 @@ def inspect(
         bool, typer.Option("--health", help="Read the values of plain arrays and say what is unusual.")
     ] = False,
     dtype: Annotated[
-        str | None, typer.Option(help="bf16: take 2-byte data for bfloat16.", show_default=False, metavar="bf16")
+        Literal["bf16"] | None, typer.Option(help="Take 2-byte data for bfloat16.", show_default=False)
     ] = None,
     axis: Annotated[int, typer.Option(help="The vector axis, for --health.")] = -1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
