@@ -64,37 +64,51 @@ class HeadResult:
     overflow: frozenset[str]  # coders that gave back what is not finite; their numbers mean nothing
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stored:
+    """The keys and values of a head in float64, exact and as each coder gives them back."""
+
+    k: Array  # (tokens, dim)
+    v: Array
+    mean_k: Array  # (dim,)
+    mean_v: Array
+    keys: Mapping[str, Array]
+    values: Mapping[str, Array]
+
+
 def measure_head(unit: Head, seed: int, *, plan: Plan) -> HeadResult:
     """Return every metric of one head under one rotation seed."""
     keys, key_overflow = _restored(plan.key_coders, unit.k, unit.layer, seed)
     values, value_overflow = _restored(plan.value_coders, unit.v, unit.layer, seed)
+    k, v = unit.k.astype(np.float64), unit.v.astype(np.float64)
+    stored = _Stored(k, v, k.mean(axis=0), v.mean(axis=0), keys, values)
     blocks = [
-        _measure_block(unit, plan, keys, values, slice(start, stop))
-        for start, stop in _blocks(len(unit.q), len(unit.k))
+        _measure_block(unit.q[start:stop], unit.positions[start:stop], stored, plan)
+        for start, stop in _blocks(len(unit.q), len(k))
     ]
     queries = {
         pair: {name: np.concatenate([block[pair][name] for block in blocks]) for name in found}
         for pair, found in blocks[0].items()
     }
     storage: dict[Pair, Mapping[str, float]] = {}
-    for side, pair_of, exact, restored, coders in (
-        ("k", lambda name: (name, ""), unit.k, keys, plan.key_coders),
-        ("v", lambda name: ("", name), unit.v, values, plan.value_coders),
-    ):
-        for name, other in restored.items():
-            storage[pair_of(name)] = _storage(side, exact, other, coders[name], unit.layer)
+    for name, coder in plan.key_coders.items():
+        expected = coder.expected(unit.k, unit.layer) if coder.expected else 0.0
+        storage[name, ""] = _storage("k", k, keys[name], expected)
+    for name, coder in plan.value_coders.items():
+        expected = coder.expected(unit.v, unit.layer) if coder.expected else 0.0
+        storage["", name] = _storage("v", v, values[name], expected)
     overflow = key_overflow | value_overflow
     return HeadResult(unit.layer, unit.head, unit.positions, queries, storage, _facts(unit), overflow)
 
 
 def _restored(
     coders: Mapping[str, Coder], x: Array32, layer: int, seed: int
-) -> tuple[dict[str, Array32], frozenset[str]]:
+) -> tuple[dict[str, Array], frozenset[str]]:
     """What each coder gives back, and the names of those that overflow: for them the exact values stand in."""
     with np.errstate(over="ignore", invalid="ignore"):  # other engines' float16 scales; ours refuse such vectors
-        found = {name: coder.restore(x, layer, seed) for name, coder in coders.items()}
+        found = {name: coder.restore(x, layer, seed).astype(np.float64) for name, coder in coders.items()}
     overflow = frozenset(name for name, other in found.items() if not np.isfinite(other).all())
-    return found | dict.fromkeys(overflow, x), overflow
+    return found | {name: x.astype(np.float64) for name in overflow}, overflow
 
 
 def _blocks(queries: int, keys: int) -> list[tuple[int, int]]:
@@ -103,11 +117,10 @@ def _blocks(queries: int, keys: int) -> list[tuple[int, int]]:
 
 
 def _measure_block(
-    unit: Head, plan: Plan, keys: Mapping[str, Array32], values: Mapping[str, Array32], part: slice
+    queries: Array32, positions: NDArray[np.intp], stored: _Stored, plan: Plan
 ) -> dict[Pair, dict[str, Array]]:
-    positions = unit.positions[part]
-    last = int(positions[-1]) + 1 if plan.causal else len(unit.k)  # keys beyond are seen by no query of the block
-    q, k, v = (x.astype(np.float64) for x in (unit.q[part], unit.k[:last], unit.v[:last]))
+    last = int(positions[-1]) + 1 if plan.causal else len(stored.k)  # keys beyond are seen by no query of the block
+    q, k, v = queries.astype(np.float64), stored.k[:last], stored.v[:last]
     places = np.arange(last)
     seen = sees(positions, places, causal=True, window=plan.window) if plan.causal else None
     recent = places > positions[:, None] - plan.residual_window if plan.residual_window else None
@@ -118,11 +131,10 @@ def _measure_block(
     kept_scores = exact_scores.copy() if recent is not None else exact_scores
     exact = metrics.attention_weights(exact_scores, seen)
     output = exact.p @ v
-    mean_value = unit.v.mean(axis=0, dtype=np.float64)
     count = metrics.TOP + plan.nosink_tokens
     top = metrics.top_keys(exact, count)
     rest = metrics.without_first(top, plan.nosink_tokens, metrics.TOP)
-    centred_keys = k - unit.k.mean(axis=0, dtype=np.float64) if plan.key_mean_removed else k
+    centred_keys = k - stored.mean_k if plan.key_mean_removed else k
     found: dict[Pair, dict[str, Array]] = {
         ("", ""): {
             "n_eff": metrics.n_eff(exact),
@@ -133,7 +145,7 @@ def _measure_block(
     }
 
     def compare(other: Array, side: str) -> dict[str, Array]:
-        moved, moved_other = output - mean_value, other - mean_value
+        moved, moved_other = output - stored.mean_v, other - stored.mean_v
         return {
             f"cos{side}": metrics.cosine(output, other),
             f"rel_err{side}": metrics.rel_err(output, other),
@@ -148,12 +160,12 @@ def _measure_block(
             mixed += np.where(recent[:, since:], weights[:, since:], 0.0) @ (v[since:] - restored[since:])
         return mixed
 
-    restored_values = {name: values[name][:last].astype(np.float64) for name in plan.value_coders}
+    restored_values = {name: stored.values[name][:last] for name in plan.value_coders}
     for name, restored in restored_values.items():
         side = compare(read_out(exact.p, restored), "_vonly")
         found[("", name)] = side | {"v_readout_err": side["rel_err_vonly"]}
     for name in plan.key_coders:
-        scores = q_scaled @ keys[name][:last].astype(np.float64).T
+        scores = q_scaled @ stored.keys[name][:last].T
         if recent is not None:
             np.copyto(scores, kept_scores, where=recent)
         other = metrics.attention_weights(scores, seen)
@@ -174,16 +186,13 @@ def _measure_block(
     return found
 
 
-def _storage(side: str, exact: Array32, restored: Array32, coder: Coder, layer: int) -> dict[str, float]:
-    x, other = exact.astype(np.float64), restored.astype(np.float64)
-    error = float(np.sum((other - x) ** 2))
-    energy = float(np.sum(x * x))
-    expected = coder.expected(exact, layer) if coder.expected else 0.0
+def _storage(side: str, exact: Array, restored: Array, expected: float) -> dict[str, float]:
+    error, energy = float(np.sum((restored - exact) ** 2)), float(np.sum(exact * exact))
     return {
         f"{side}_rel_mse": error / energy if energy > 0 else np.nan,
         f"{side}_distortion_ratio": error / expected if expected > 0 else np.nan,
-        f"{side}_cos": metrics.mean(metrics.cosine(x, other)),
-        f"{side}_norm_ratio": metrics.mean(metrics.norm_ratio(x, other)),
+        f"{side}_cos": metrics.mean(metrics.cosine(exact, restored)),
+        f"{side}_norm_ratio": metrics.mean(metrics.norm_ratio(exact, restored)),
     }
 
 
