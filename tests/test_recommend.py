@@ -5,7 +5,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tqtool.errors import UsageError
@@ -54,6 +54,9 @@ def any_units(draw):
 
 
 @settings(deadline=None, max_examples=150)
+@example(  # equal savings are steps of their own, or a budget that fits one of them buys none
+    [options((20, 36, 52, 68), d) for d in ((3, 2, 1, 0), (4, 2, 1, 0), (6, 4, 2, 0), (6, 4, 2, 0))], 176
+)
 @given(regular_units(), st.integers(0, 300))
 def test_equal_steps_are_spent_as_well_as_possible(units, budget: int) -> None:
     cost, damage = totals(units, within_budget(units, budget))

@@ -156,12 +156,12 @@ def _options(choices: Sequence[Choice], *, power: int) -> list[Option]:
 
 
 def _hull(unit: Sequence[Option]) -> list[Option]:
-    """The options on the lower convex hull of damage over cost, from the cheapest on."""
+    """The options on the lower convex hull of damage over cost, from the cheapest on; equal savings stay steps."""
     hull: list[Option] = []
     for option in sorted(unit, key=lambda each: (each.cost, each.damage)):
         if hull and option.damage >= hull[-1].damage:
             continue
-        while len(hull) > 1 and _saving(hull[-1], option) >= _saving(hull[-2], hull[-1]):
+        while len(hull) > 1 and _saving(hull[-1], option) > _saving(hull[-2], hull[-1]):
             hull.pop()
         hull.append(option)
     return hull
