@@ -26,7 +26,7 @@ ffi.set_source(
     include_dirs=[str(RUNTIME)],
     depends=[str(RUNTIME / "turboquant.h")],
     define_macros=[("FA_TQ_NO_CODEBOOKS", "1")],
-    extra_compile_args=["-std=c99", "-O3", "-ffp-contract=off"],
+    extra_compile_args=["-std=c99", "-O3", "-g0", "-ffp-contract=off"],
     py_limited_api=True,
 )
 extension = ffi.distutils_extension(verbose=False)

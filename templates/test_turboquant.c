@@ -131,6 +131,10 @@ static void test_round_trip(int dim, int bits) {
     fa_tq_free(state);
 }
 
+static void larger(double *worst, double error) {
+    if (fabs(error) > *worst) *worst = fabs(error);
+}
+
 /* The whole matrix R: R R^T = I, entries +-1/sqrt(d), the inverse is the transpose, and R is not its own inverse. */
 static void test_orthogonality(int dim, int bits) {
     fa_tq_state *state = state_with(dim, bits, bits, 7);
@@ -142,15 +146,15 @@ static void test_orthogonality(int dim, int bits) {
         fa_tq_rotate(state, x, columns + i * dim);
         fa_tq_rotate_inverse(state, columns + i * dim, back);
         for (int j = 0; j < dim; j++) {
-            worst_entry = fmax(worst_entry, fabs(fabs((double)columns[i * dim + j]) * sqrt(dim) - 1.0));
-            worst_inverse = fmax(worst_inverse, fabs((double)back[j] - (double)x[j]));
+            larger(&worst_entry, fabs((double)columns[i * dim + j]) * sqrt(dim) - 1.0);
+            larger(&worst_inverse, (double)back[j] - (double)x[j]);
         }
         fa_tq_rotate(state, columns + i * dim, back);
         twice += fabs((double)back[i] - 1.0);
     }
     for (int i = 0; i < dim; i++)
         for (int j = 0; j <= i; j++)
-            worst_product = fmax(worst_product, fabs(dot(columns + i * dim, columns + j * dim, dim) - (i == j)));
+            larger(&worst_product, dot(columns + i * dim, columns + j * dim, dim) - (i == j));
     check(worst_entry < 1e-6, "entries are not +-1/sqrt(d)", dim, bits, worst_entry);
     check(worst_product < 1e-5, "R R^T is not I", dim, bits, worst_product);
     check(worst_inverse < 1e-5, "the inverse does not invert", dim, bits, worst_inverse);

@@ -15,23 +15,35 @@ DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat1
 
 def hard_rows(dim: int, bits: int, count: int, seed: int, dtype: np.dtype) -> NDArray[np.generic]:
     """Rows (count, dim): one of each fault class, in random places, among normal ones."""
+    boundaries = CodecSpec(dim, bits).book.tables[0]
     rng = np.random.default_rng([dim, bits, count, seed])
+    return fault_rows(dim, count, [boundary_row(dim, boundaries, seed)], rng, dtype)
+
+
+def boundary_row(dim: int, boundaries: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
+    """A row (dim,) whose rotation lies on the boundaries, or a rounding beside them."""
+    return unrotate(boundaries[np.random.default_rng(dim).integers(len(boundaries), size=dim)], seed)
+
+
+def fault_rows(
+    dim: int, count: int, own: list[NDArray[np.float32]], rng: np.random.Generator, dtype: np.dtype
+) -> NDArray[np.generic]:
+    """Rows (count, dim): the faults, of which `own` come first, in random places among normal rows."""
     rows = rng.standard_normal((count, dim)).astype(np.float32)
     index = np.arange(dim)
-    boundaries = CodecSpec(dim, bits).book.tables[0]
-    on_boundaries = boundaries[rng.integers(len(boundaries), size=dim)]
     special = (
+        *own,
         0 * rows[0],
         -0.0 * rows[0],
         np.full(dim, 3.0),
         np.where(index == dim // 3, -2.0, 0.0),
         np.where(index % 2, 1.0, -1.0),  # a Walsh row
         np.where((index & 5) % 3 % 2, 1.0, -1.0),
+        np.where(index < 2, 1.0, 0.0),  # half of its rotation lies exactly on the middle boundary
         rows[0] * 1e-42,
         rows[0] * 1e-30,
         rows[0] * 1e30,
         np.where(index == 1, 1e30, 1e-30),
-        unrotate(on_boundaries, seed),  # comes out on the boundaries, or beside them
         np.full(dim, -1.17e-38),
     )
     for place, row in zip(rng.permutation(count), special, strict=False):
@@ -41,23 +53,21 @@ def hard_rows(dim: int, bits: int, count: int, seed: int, dtype: np.dtype) -> ND
     return rows.astype(dtype)
 
 
-def outputs(
-    engine: str, rows: NDArray[np.generic], spec: CodecSpec, scales: NDArray[np.float32] | None = None
-) -> dict[str, NDArray[np.generic]]:
-    """What `engine` ("reference", "plain" or "best") makes of the rows; decodes with its own or the given scales."""
+def outputs(engine: str, rows: NDArray[np.generic], spec: CodecSpec) -> dict[str, NDArray[np.generic]]:
+    """What `engine` ("reference", "plain" or "best") makes of the rows."""
     count = len(rows)
     codes = np.empty((count, spec.code_bytes), np.uint8)
-    own, norms = np.empty((2, count), np.float32)
+    scales, norms = np.empty((2, count), np.float32)
     decoded = np.empty((count, spec.dim), np.float32)
     if engine == "reference":
-        bad = reference.encode_rows(rows, spec, codes, own, norms)
-        reference.decode_rows(codes, own if scales is None else scales, spec, decoded)
+        bad = reference.encode_rows(rows, spec, codes, scales, norms)
+        reference.decode_rows(codes, scales, spec, decoded)
     else:
         plain = engine == "plain"
-        bad = runtime.encode_rows(rows, spec, codes, own, norms, plain=plain)
-        runtime.decode_rows(codes, own if scales is None else scales, spec, decoded, plain=plain)
+        bad = runtime.encode_rows(rows, spec, codes, scales, norms, plain=plain)
+        runtime.decode_rows(codes, scales, spec, decoded, plain=plain)
     assert bad == -1
-    return {"codes": codes, "scales": own, "norms": norms, "decoded": decoded}
+    return {"codes": codes, "scales": scales, "norms": norms, "decoded": decoded}
 
 
 def differences(rows: NDArray[np.generic], spec: CodecSpec, engines: tuple[str, ...] = ("best", "plain")) -> list[str]:

@@ -31,7 +31,7 @@
 #error "turboquant.c needs IEEE arithmetic: compile without -ffast-math"
 #endif
 #if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD != 0 && FLT_EVAL_METHOD != 16
-#error "turboquant.c needs float arithmetic in float: on 32-bit x86 use -msse2 -mfpmath=sse"
+#error "turboquant.c needs float arithmetic in float: -msse2 -mfpmath=sse on 32-bit x86, -fexcess-precision=fast on s390x"
 #endif
 
 #ifndef FA_TQ_MALLOC
@@ -792,10 +792,9 @@ FN_INLINE void FN(widen)(const VF *from, VD wide[HALVES]) {
     wide[0] = _mm256_cvtps_pd(_mm_loadu_ps((const float *)from));
     wide[1] = _mm256_cvtps_pd(_mm_loadu_ps((const float *)from + 4));
 #elif LANES == 4
-    for (int i = 0; i < 2; i++) {
-        wide[0][i] = (double)(*from)[i];
-        wide[1][i] = (double)(*from)[i + 2];
-    }
+    const VD lower = {(double)(*from)[0], (double)(*from)[1]}, upper = {(double)(*from)[2], (double)(*from)[3]};
+    wide[0] = lower;
+    wide[1] = upper;
 #else
     wide[0] = (double)*from;
 #endif
@@ -806,10 +805,8 @@ FN_INLINE void FN(narrow)(const VD wide[HALVES], VF *to) {
     _mm_storeu_ps((float *)to, _mm256_cvtpd_ps(wide[0]));
     _mm_storeu_ps((float *)to + 4, _mm256_cvtpd_ps(wide[1]));
 #elif LANES == 4
-    for (int i = 0; i < 2; i++) {
-        (*to)[i] = (float)wide[0][i];
-        (*to)[i + 2] = (float)wide[1][i];
-    }
+    const VF v = {(float)wide[0][0], (float)wide[0][1], (float)wide[1][0], (float)wide[1][1]};
+    *to = v;
 #else
     *to = (float)wide[0];
 #endif
