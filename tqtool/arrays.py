@@ -23,7 +23,7 @@ from tqtool.inputs import Opener
 Box = tuple[range, ...]
 Array = NDArray[np.generic]
 
-BLOCK_BYTES = 8 << 20  # of float32 values: the unit in which data are read, encoded and written
+BLOCK_BYTES = 4 << 20  # of float32 values: the unit in which data are read, encoded and written (slow/throughput.py)
 FLOAT_TYPES = {
     "f16": np.dtype("<f2"),
     "bf16": np.dtype(ml_dtypes.bfloat16),

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from tqtool.arrays import FLOAT_TYPES, Box, Store, boxes_over
+from tqtool.arrays import BLOCK_BYTES, FLOAT_TYPES, Box, Store, boxes_over
 from tqtool.codec import MAX_SCALE, Encoded, decode
 from tqtool.container import Container
 from tqtool.entries import FORMATS, META_TYPES, Compressed, Entry, Format, signs_name, table_names
@@ -26,7 +26,7 @@ from tqtool.tensors import Tensor, header_bytes, stored_type, tensor_bytes
 from tqtool.units import ordered_map
 
 Unit = Callable[[], int]
-BLOCK_VALUES = 1 << 21  # 8 MiB of float32
+BLOCK_VALUES = BLOCK_BYTES // 4
 
 
 @dataclass(frozen=True, slots=True)
