@@ -83,3 +83,10 @@ def test_bench_refuses_what_does_not_exist(arguments: tuple[str, ...], tqtool: R
     done = tqtool("bench", *arguments, "--size", "1")
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("tqtool: error[")
+
+
+@pytest.mark.parametrize(("engine", "said"), [("reference", "the NumPy reference"), ("runtime", "engine: the ")])
+def test_verbose_says_which_engine_runs(engine: str, said: str, tqtool: Run) -> None:
+    done = tqtool("-v", "size", env=os.environ | {"TQTOOL_ENGINE": engine})
+    assert said in done.stderr
+    assert "engine" not in done.stdout

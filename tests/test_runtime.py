@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -114,6 +115,34 @@ def test_attention_reads_the_first_tokens_of_each_batch_entry() -> None:
     short = encode(k[:1, :7], CodecSpec(64, 4)), encode(v[:1, :7], CodecSpec(64, 2))
     assert_array_equal(both[0], runtime.attend(q[:1], *short, scale=0.125)[0])
     assert_array_equal(runtime.attend(q, keys, values, scale=0.125, tokens=0), 0)
+
+
+def test_encode_and_decode_need_at_most_a_mebibyte_beside_their_results() -> None:
+    x = np.random.default_rng(2).standard_normal((1 << 16, 128), dtype=np.float32)  # 32 MiB
+    spec, out = CodecSpec(128, 4), np.empty_like(x)
+    encoded = encode(x[:9], spec, threads=1)  # tables and state are made once
+    decode(encoded, threads=1)
+    tracemalloc.start()
+    try:
+        encoded = encode(x, spec, threads=1)
+        _, peak = tracemalloc.get_traced_memory()
+        assert peak - encoded.nbytes < 1 << 20
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        decode(encoded, out=out, threads=1)
+        assert tracemalloc.get_traced_memory()[1] - before < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_decode_writes_into_the_array_it_is_given() -> None:
+    encoded = encode(np.ones((3, 5, 64), np.float32), CodecSpec(64, 3))
+    out = np.empty((3, 5, 64), np.float32)
+    assert decode(encoded, out=out) is out
+    assert_array_equal(out, decode(encoded))
+    for wrong in (np.empty((15, 64), np.float32), np.empty((3, 5, 64)), np.empty((3, 5, 128), np.float32)[..., ::2]):
+        with pytest.raises(ValueError, match="need a contiguous float32 array"):
+            decode(encoded, out=wrong)  # type: ignore[arg-type]
 
 
 def test_the_package_works_without_the_compiled_runtime() -> None:

@@ -56,6 +56,10 @@ def _global_options(
     ] = False,
 ) -> None:
     output.configure(Settings(threads, quiet, verbose, color, not no_progress))
+    if verbose:
+        from tqtool.codec import engine
+
+        output.note(f"engine: the {'C runtime' if engine() == 'runtime' else 'NumPy reference'}", level=1)
 
 
 def _register_commands() -> None:
