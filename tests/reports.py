@@ -7,7 +7,6 @@ meet a clear worst head, a cosine that ranks two rows the other way round, long 
 import math
 from collections.abc import Mapping
 
-from tqtool.params import Params
 from tqtool.report import (
     METRICS,
     Bucket,
@@ -24,6 +23,7 @@ from tqtool.report import (
     Source,
     Summary,
 )
+from tqtool.report.params import Params
 
 LAYERS = (0, 1, 10, 20, 29)
 SHAPE = {0: 0.6, 1: 0.8, 10: 0.9, 20: 1.2, 29: 1.5}

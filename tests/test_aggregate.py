@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from tqtool.aggregate import clusters, summarize
+from tqtool.report.aggregate import clusters, summarize
 
 LAYERS, HEADS = (0, 0, 7, 7), (0, 1, 0, 1)
 

@@ -9,8 +9,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from tqtool.baselines import BASELINES, Baseline, baseline
+from tqtool.baselines.formats import KIVI_WINDOW, TURBO3_LEVELS, _nearest, vllm_levels
 from tqtool.codebook import expected_error, lloyd_max, midpoints
-from tqtool.engine_formats import KIVI_WINDOW, TURBO3_LEVELS, _nearest, vllm_levels
 from tqtool.errors import UsageError
 from tqtool.rotation import signs
 

@@ -211,8 +211,8 @@ def test_long_caches_are_read_in_blocks_by_threads(monkeypatch: pytest.MonkeyPat
     q = draw(15, 1, 1, 4, DIM)
     config = AttentionConfig(4, DIM, KV_HEADS, causal=True)
     whole = cache.attention(q, 0, 23, config)
-    monkeypatch.setattr("tqtool.fused.BLOCK_BYTES", 4 * DIM * 5)
-    monkeypatch.setattr("tqtool.fused.PARALLEL_WORK", 1)
+    monkeypatch.setattr("tqtool.cache.fused.BLOCK_BYTES", 4 * DIM * 5)
+    monkeypatch.setattr("tqtool.cache.fused.PARALLEL_WORK", 1)
     assert relative(cache.attention(q, 0, 23, config), whole) < FUSED
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from reports import sample_report
 
-from tqtool.comparison import compare_reports
 from tqtool.errors import InputError
 from tqtool.rendering.comparison import comparison_json, comparison_text
 from tqtool.report import Report
+from tqtool.report.comparison import compare_reports
 
 
 def shifted(report: Report, by: float, noise: float = 0.0) -> Report:

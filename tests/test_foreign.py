@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tqtool.appraisal import appraise
 from tqtool.codebook import LAWS, lloyd_max
 from tqtool.errors import TqError, UsageError
 from tqtool.foreign import parse_tables, read_tables
+from tqtool.foreign.appraisal import appraise
 from tqtool.rendering.codebooks import codebook_json, codebook_npz
 from tqtool.rendering.header import codebook_header
 

@@ -10,9 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tqtool.dataset import from_arrays, from_synthetic
 from tqtool.errors import InputError, UsageError
-from tqtool.gates import (
+from tqtool.report import METRICS, Report, Row, Source
+from tqtool.report.params import Params
+from tqtool.synthetic import synthetic_set
+from tqtool.validation import validate
+from tqtool.validation.dataset import from_arrays, from_synthetic
+from tqtool.validation.gates import (
     LEVELS,
     Limit,
     against_baseline,
@@ -27,10 +31,6 @@ from tqtool.gates import (
     split_metric,
     verdict,
 )
-from tqtool.params import Params
-from tqtool.report import METRICS, Report, Row, Source
-from tqtool.synthetic import synthetic_set
-from tqtool.validation import validate
 
 
 @pytest.fixture(scope="module")

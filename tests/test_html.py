@@ -9,7 +9,7 @@ from reports import sample_report
 
 from tqtool.rendering.html import MAP_METRICS, PAGE_CELLS, compact, report_data, report_html
 from tqtool.rendering.plot import LEFT, TOP, log_ticks, pareto_panel
-from tqtool.report_json import report_from_json, report_to_json
+from tqtool.report.json import report_from_json, report_to_json
 
 VOID = {"meta", "input", "br", "path", "circle", "wbr"}
 OPTIONAL = {"td", "th", "tr", "thead", "tbody", "li"}  # HTML allows these to stay open until their parent ends

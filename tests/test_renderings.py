@@ -20,7 +20,7 @@ from tqtool.rendering.markdown import LIMIT, MARKER, code_block, escape, report_
 from tqtool.rendering.terminal import report_terminal
 from tqtool.rendering.tsv import report_tsv
 from tqtool.report import METRICS, Check, Finding, Report, Row, Source, Summary
-from tqtool.report_json import report_from_json, report_to_json
+from tqtool.report.json import report_from_json, report_to_json
 
 RENDERINGS: dict[str, Callable[[Report], str]] = {
     "terminal": report_terminal,

@@ -16,18 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from tqtool import coders, validation
-from tqtool import measure as measure_module
+from tqtool import validation
 from tqtool.codec import CodecSpec, decode, encode
-from tqtool.coders import SidePlan
-from tqtool.dataset import Dataset, evenly, from_arrays, from_dump, from_synthetic, head_of
 from tqtool.dumps import load_dump, sample_dump_path
 from tqtool.errors import BugError, InputError
-from tqtool.params import Params
 from tqtool.report import Report, Row
-from tqtool.report_json import report_to_json
+from tqtool.report.json import report_to_json
+from tqtool.report.params import Params
 from tqtool.synthetic import synthetic_set
-from tqtool.validation import validate
+from tqtool.validation import coders, heads, validate
+from tqtool.validation.coders import SidePlan
+from tqtool.validation.dataset import Dataset, evenly, from_arrays, from_dump, from_synthetic, head_of
 
 CONFIGS = ("K2/V2", "K3/V2", "K4/V2", "K3/V3", "K4/V3", "K4/V4")  # in no order of damage
 
@@ -173,7 +172,7 @@ def test_units_can_run_in_other_processes() -> None:
 def test_the_block_size_does_not_change_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     data = from_dump(load_dump(sample_dump_path()), name="sample")
     whole = validate([data], Params(("K3/V3",), max_queries=64))
-    monkeypatch.setattr(measure_module, "BLOCK_SCORES", 1)
+    monkeypatch.setattr(heads, "BLOCK_SCORES", 1)
     blocks = validate([data], Params(("K3/V3",), max_queries=64))
     for metric, summary in whole.rows[1].metrics.items():
         assert_allclose(blocks.rows[1].metrics[metric].mean, summary.mean, rtol=1e-8, err_msg=metric)
@@ -182,7 +181,7 @@ def test_the_block_size_does_not_change_what_is_measured(monkeypatch: pytest.Mon
 def test_a_control_that_is_off_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     original = coders.turboquant_coder
 
-    def broken(bits: int, plan: SidePlan) -> measure_module.Coder:
+    def broken(bits: int, plan: SidePlan) -> heads.Coder:
         coder = original(bits, plan)
         return coder if bits != 16 else replace(coder, restore=lambda x, layer, seed: x.astype(np.float16))
 

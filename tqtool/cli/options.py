@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tqtool.errors import UsageError
 
 if TYPE_CHECKING:
-    from tqtool.params import ScaleRule
+    from tqtool.report.params import ScaleRule
 
 SHOWN_ONLY = {"--json", "-f", "--force", "-q", "--quiet", "-v", "-vv", "--verbose", "--no-progress"}
 SHOWN_VALUES = {"--threads", "--color", "--format"}

@@ -35,9 +35,9 @@ from tqtool.units import default_threads
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tqtool.dataset import Dataset
-    from tqtool.gates import Limit
     from tqtool.report import Gate, Report
+    from tqtool.validation.dataset import Dataset
+    from tqtool.validation.gates import Limit
 
 CONFIGS = "K4/V4,K4/V3,K4/V2,K3/V3,K3/V2,K2/V2"
 RECOMMEND_WIDTHS = (2, 3, 4, 5, 6, 8)
@@ -130,7 +130,7 @@ def validate(
     """
     limit_blas_threads()
     from tqtool.baselines import BASELINES
-    from tqtool.params import Params
+    from tqtool.report.params import Params
     from tqtool.validation import validate as run
 
     outputs = Outputs(json_out, markdown_out, html_out, junit_out, tsv_out)
@@ -217,9 +217,9 @@ def datasets(
     causal: bool | None,
 ) -> list[Dataset]:
     """Open what was asked for: dumps first, then synthetic sets."""
-    from tqtool.dataset import from_dump, from_synthetic
     from tqtool.dumps import load_dump, sample_dump_path
     from tqtool.synthetic import DEFAULT, PURPOSE, synthetic_set
+    from tqtool.validation.dataset import from_dump, from_synthetic
 
     found = []
     asked = bool(dump or k or v or q)
@@ -239,7 +239,7 @@ def asked_limits(
     gate: GateName, path: Path | None, minimum: Sequence[str], maximum: Sequence[str]
 ) -> tuple[str, tuple[Limit, ...]]:
     """Return the gate's name and its limits: a level, then a file, then single conditions."""
-    from tqtool.gates import LEVELS, load_limits, parse_limits
+    from tqtool.validation.gates import LEVELS, load_limits, parse_limits
 
     names: list[str] = [] if gate == "none" else [gate]
     limits = () if gate == "none" else LEVELS[gate]
@@ -255,8 +255,8 @@ def asked_limits(
 def finish(report: Report, name: str, limits: Sequence[Limit], baseline: str | None, max_regress: float) -> Report:
     """Return the report with its gate decided, and with what was only this run's."""
     from tqtool.cli.reports import read_report
-    from tqtool.diagnosis import diagnose
-    from tqtool.gates import against_baseline, conclude, decide, gated_rows
+    from tqtool.validation.diagnosis import diagnose
+    from tqtool.validation.gates import against_baseline, conclude, decide, gated_rows
 
     gate: Gate = decide(name, limits, report.rows, report.sources)
     if baseline is not None:

@@ -95,7 +95,7 @@ def render(report: Report, chosen: Format) -> str:
         encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
         return report_terminal(report, width, encoding.startswith("utf"), output.stdout_has_color())
     if chosen == "json":
-        from tqtool.report_json import report_to_json
+        from tqtool.report.json import report_to_json
 
         return report_to_json(report)
     if chosen == "tsv":

@@ -64,8 +64,8 @@ def compare(
 
     Differences are paired by layer and head, with a 95 % interval, where both measured the same data.
     """
-    from tqtool.comparison import compare_reports
     from tqtool.rendering.comparison import comparison_json, comparison_text
+    from tqtool.report.comparison import compare_reports
 
     if a == b == "-":
         raise UsageError("only one of the reports can come from stdin", code="usage")
@@ -85,7 +85,7 @@ def read_report(path: str) -> Report:
     from tqtool.errors import InputError
     from tqtool.files import STREAM, file_size
     from tqtool.inputs import open_input
-    from tqtool.report_json import report_from_json
+    from tqtool.report.json import report_from_json
 
     with open_input(path) as file:
         path = "stdin" if path == STREAM else path

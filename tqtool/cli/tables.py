@@ -101,7 +101,7 @@ def check_codebooks(
     Tables may be centred, in [0, 1], or of unit variance; boundaries are used where the file has them. The cost is the
     squared error beyond that of the optimal table; exit 1 if a table costs more than --tolerance.
     """
-    from tqtool.appraisal import appraise
+    from tqtool.foreign.appraisal import appraise
     from tqtool.rendering.appraisal import appraisal_json, appraisal_text
 
     if tolerance != tolerance:
@@ -120,7 +120,7 @@ def _foreign_tables(source: str, dim: int | None, bits: int | None) -> list[Fore
     """Return the tables of a file, or of a comma list where no file has that name."""
     from tqtool import files, foreign
     from tqtool.datafiles import listed
-    from tqtool.listings import bare_list
+    from tqtool.foreign.listings import bare_list
 
     if not source:
         raise UsageError("no file and no levels: the argument is empty", code="usage")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.appraisal import Appraisal
+from tqtool.foreign.appraisal import Appraisal
 from tqtool.rendering.tables import Column, table_text
 
 FULL_WIDTH = 120  # of a terminal that shows every column

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tqtool.comparison import Comparison
 from tqtool.rendering.figures import clean, figure, signed
 from tqtool.rendering.tables import Column, table_text
-from tqtool.report_json import to_plain
+from tqtool.report.comparison import Comparison
+from tqtool.report.json import to_plain
 
 SCHEMA = "tqtool.compare/1"
 MARKS = {"better": "+ better", "worse": "- worse", "same": "= same", "unclear": "? unclear"}

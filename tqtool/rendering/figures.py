@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from tqtool.gates import limit_of
 from tqtool.report import METRICS, Recommendation, Report, Row, Source, Summary
-from tqtool.report_json import mapped
+from tqtool.report.json import mapped
+from tqtool.validation.gates import limit_of
 
 Side = Literal["low", "high"]
 

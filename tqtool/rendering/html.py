@@ -12,13 +12,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from tqtool.gates import LEVELS, limit_of, split_metric
 from tqtool.rendering import figures
 from tqtool.rendering.figures import figure, summary
 from tqtool.rendering.plot import pareto_panel
 from tqtool.rendering.specification import compared_sources
 from tqtool.report import METRICS, LayerValues, Report, Row, Source
-from tqtool.report_json import to_plain
+from tqtool.report.json import to_plain
+from tqtool.validation.gates import LEVELS, limit_of, split_metric
 
 MAP_METRICS = ("kl", "tv", "v_readout_err", "rel_err", "cos")
 MAP_CELLS = 4000  # a heat map with more is drawn with one mean and one worst head per layer

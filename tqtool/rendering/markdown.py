@@ -9,10 +9,10 @@ import math
 import re
 from collections.abc import Sequence
 
-from tqtool.gates import split_metric
 from tqtool.rendering import figures
 from tqtool.rendering.figures import figure
 from tqtool.report import METRICS, Recommendation, Report, Row, Source
+from tqtool.validation.gates import split_metric
 
 MARKER = "<!-- tqtool:report -->"
 LIMIT = 900 * 1024

@@ -16,21 +16,21 @@ from functools import partial
 import numpy as np
 
 from tqtool import __version__
-from tqtool.aggregate import clusters
 from tqtool.codec import engine
-from tqtool.coders import CONTROL, configurations
-from tqtool.dataset import Dataset, Head, head_of
-from tqtool.diagnosis import diagnose
 from tqtool.errors import BugError, InputError, UsageError
-from tqtool.gates import decide, reached, verdict
-from tqtool.measure import HeadResult, Plan, measure_head
-from tqtool.params import Params
 from tqtool.report import Input, LayerValues, Notice, Recommendation, Report, Row, Source
-from tqtool.report_json import rounded
-from tqtool.rows import Measured, layers_of, rows_of
+from tqtool.report.aggregate import clusters
+from tqtool.report.json import rounded
+from tqtool.report.params import Params
 from tqtool.sizes import UNTOUCHED
-from tqtool.sources import cross_check, recommended, source_of, warnings_of
 from tqtool.units import ordered_map
+from tqtool.validation.coders import CONTROL, configurations
+from tqtool.validation.dataset import Dataset, Head, head_of
+from tqtool.validation.diagnosis import diagnose
+from tqtool.validation.gates import decide, reached, verdict
+from tqtool.validation.heads import HeadResult, Plan, measure_head
+from tqtool.validation.rows import Measured, layers_of, rows_of
+from tqtool.validation.sources import cross_check, recommended, source_of, warnings_of
 
 Unit = tuple[Head, int]  # and its rotation seed
 

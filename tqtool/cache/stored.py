@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tqtool.cache.slots import EMPTY, Choice, Slots, move_down
 from tqtool.codec import BFLOAT16, CodecSpec, Encoded, decode
-from tqtool.slots import EMPTY, Choice, Slots, move_down
 
 PARALLEL_WORK = 1 << 21  # coordinates read at once; below, threads cost more than they bring
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from tqtool import runtime
 from tqtool.attention import Array, AttentionConfig, query_blocks, reach, soft_cap, softmax, visible
+from tqtool.cache.stored import PARALLEL_WORK, Stored
 from tqtool.codec import CodecSpec, Encoded, engine
 from tqtool.packing import unpack_columns
 from tqtool.rotation import rotate, unrotate
-from tqtool.stored import PARALLEL_WORK, Stored
 from tqtool.units import ordered_map
 
 BLOCK_BYTES = 1 << 20  # of centroids at a time, float32

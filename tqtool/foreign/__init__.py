@@ -18,8 +18,8 @@ from tqtool.codebook import LAWS, MAX_BITS, Law
 from tqtool.datafiles import DataFile, float_arrays, open_file
 from tqtool.errors import InputError
 from tqtool.files import FilePath
+from tqtool.foreign.listings import NumberList, as_dim, literal, number_lists
 from tqtool.inputs import open_input
-from tqtool.listings import NumberList, as_dim, literal, number_lists
 from tqtool.rotation import MAX_DIM
 from tqtool.tensors import is_header
 

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.aggregate import layer_name
 from tqtool.baselines import BASELINES
 from tqtool.codebook import distortion, lloyd_max
-from tqtool.gates import limit_of
 from tqtool.health import FLOAT16_MAX, LARGE_OFFSET
-from tqtool.measure import Pair
 from tqtool.metrics import mean
-from tqtool.params import Params
 from tqtool.recommend import Choice, LayerCurve, recommend
 from tqtool.report import Notice, Recommendation, Row, Source
-from tqtool.rows import Measured, overflowed
+from tqtool.report.aggregate import layer_name
+from tqtool.report.params import Params
 from tqtool.sizes import MAX_BITS, UNTOUCHED, vector_bytes
+from tqtool.validation.gates import limit_of
+from tqtool.validation.heads import Pair
+from tqtool.validation.rows import Measured, overflowed
 
 Array = NDArray[np.float64]
 

@@ -13,9 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from tqtool.aggregate import CONFIDENCE, MIN_CLUSTERS, clusters
 from tqtool.errors import InputError
 from tqtool.report import METRICS, LayerValues, Report, Row
+from tqtool.report.aggregate import CONFIDENCE, MIN_CLUSTERS, clusters
 
 COMPARED = ("kl", "v_readout_err", "rel_err", "cos")
 Change = Literal["better", "worse", "same", "unclear"]

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, islice
 
-from tqtool.gates import limit_of
 from tqtool.health import LARGE_OFFSET
 from tqtool.report import Finding, Report, Row, Source
+from tqtool.validation.gates import limit_of
 
 MOST = 3
 PARALLEL = 0.9  # of that share: the vectors nearly all point the same way

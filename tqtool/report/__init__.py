@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tqtool.params import Params
+from tqtool.report.params import Params
 
 SCHEMA = "tqtool.validate/1"  # keys are only ever added within one number
 NAN = float("nan")

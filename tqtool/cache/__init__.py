@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool.attention import Array, AttentionConfig, attention, attention_mask, check_inputs, is_float, query_blocks
+from tqtool.cache.fused import fused_attention
+from tqtool.cache.slots import Choice, Slots, move_down
+from tqtool.cache.stored import Side
 from tqtool.codebook import Law
 from tqtool.codec import BLOCK_BYTES, CodecSpec, Encoded, ScaleRule, encode, refusal
 from tqtool.errors import InputError, UsageError
-from tqtool.fused import fused_attention
 from tqtool.sizes import UNTOUCHED, KVConfig, Meta
-from tqtool.slots import Choice, Slots, move_down
-from tqtool.stored import Side
 
 Rows = NDArray[np.float32]
 

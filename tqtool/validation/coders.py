@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from tqtool.baselines import BASELINES, Baseline, Format
 from tqtool.codebook import Law, distortion, lloyd_max
 from tqtool.codec import CodecSpec, ScaleRule, decode, encode, expected_error
-from tqtool.dataset import Dataset
-from tqtool.measure import Coder, Pair
-from tqtool.params import Params
+from tqtool.report.params import Params
 from tqtool.sizes import FLOAT16_BYTES, FLOAT32_BYTES, UNTOUCHED, KVConfig, Meta, packed_bytes, vector_bytes
+from tqtool.validation.dataset import Dataset
+from tqtool.validation.heads import Coder, Pair
 
 Array32 = NDArray[np.float32]
 Side = Literal["k", "v"]

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.engine_formats import (
+from tqtool.baselines.formats import (
     GGML_BLOCK,
     GGML_ROTATION,
     KIVI_GROUP,

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from tqtool import metrics
 from tqtool.attention import sees
-from tqtool.dataset import Head
 from tqtool.health import examine
+from tqtool.validation.dataset import Head
 
 Array = NDArray[np.float64]
 Array32 = NDArray[np.float32]
