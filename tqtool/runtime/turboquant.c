@@ -1384,6 +1384,15 @@ FN_INLINE VF FN(exponential)(VF x) {
     return FLOATS_OF((BITS_OF(p) + (BITS_OF(shifted) << 23)) & AT_LEAST(x, FN(broadcast)(-87.0f)));
 }
 
+FN_INLINE VF FN(larger)(VF a, VF b) {
+#if LANES == 8
+    return _mm256_max_ps(a, b);
+#else
+    for (int l = 0; l < LANES; l++) LANE(a, l) = LANE(a, l) > LANE(b, l) ? LANE(a, l) : LANE(b, l);
+    return a;
+#endif
+}
+
 /* total += part, with what the rounding loses carried along (Kahan). */
 FN_INLINE void FN(add_carefully)(VF part, float *total, float *lost) {
     const VF before = FN(read)(total), corrected = part - FN(read)(lost), after = before + corrected;
@@ -1394,8 +1403,11 @@ FN_INLINE void FN(add_carefully)(VF part, float *total, float *lost) {
 /* Scores of n tokens become weights exp(score - most); a new maximum shrinks what was added up before. */
 FN_INLINE void FN(weigh)(float *weights, size_t n, float *query, size_t padded) {
     float *total = query + padded, *end = query + 3 * padded; /* most, sum, lost */
-    float most = end[0];
-    for (size_t i = 0; i < n; i++) most = weights[i] > most ? weights[i] : most;
+    for (size_t i = n; i % 8 != 0; i++) weights[i] = -HUGE_VALF; /* fills up the last register */
+    VF tops = FN(broadcast)(end[0]);
+    for (size_t i = 0; i < n; i += LANES) tops = FN(larger)(tops, FN(read)(weights + i));
+    float most = LANE(tops, 0);
+    for (int l = 1; l < LANES; l++) most = LANE(tops, l) > most ? LANE(tops, l) : most;
     if (most > end[0]) {
         const float shrink = expf(end[0] - most);
         for (size_t j = 0; j < 2 * padded; j++) total[j] *= shrink;
@@ -1403,7 +1415,6 @@ FN_INLINE void FN(weigh)(float *weights, size_t n, float *query, size_t padded) 
         end[2] *= shrink;
         end[0] = most;
     }
-    for (size_t i = n; i % 8 != 0; i++) weights[i] = most - 100.0f; /* fill up the last register */
     VF sum = FN(broadcast)(0.0f);
     for (size_t i = 0; i < n; i += LANES) {
         const VF w = FN(exponential)(FN(read)(weights + i) - most);
