@@ -17,14 +17,14 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from tqtool.compression import compress_file
 from tqtool.container import CHUNK, CRCS, HASH_BYTES, HASHES, hashes, is_container, open_container
-from tqtool.datafiles import open_file
-from tqtool.decompression import check_damage, restore, select
+from tqtool.container.compression import compress_file
+from tqtool.container.decompression import check_damage, restore, select
+from tqtool.container.selection import Choice, choose
+from tqtool.dumps.datafiles import open_file
 from tqtool.errors import TqError
 from tqtool.files import unnamed_temporary
 from tqtool.inputs import open_input
-from tqtool.selection import Choice, choose
 from tqtool.sizes import KVConfig
 
 

@@ -17,8 +17,8 @@ from conftest import Run
 from numpy.testing import assert_array_equal
 from safetensors.numpy import load_file, save_file
 
-from tqtool.arrays import Array
 from tqtool.codec import CodecSpec, decode, encode
+from tqtool.dumps.arrays import Array
 
 
 @pytest.fixture

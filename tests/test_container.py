@@ -18,15 +18,14 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import tqtool
-from tqtool import pipeline
-from tqtool.arrays import Array
 from tqtool.codec import CodecSpec, decode, encode
-from tqtool.compression import Result, compress_file
-from tqtool.container import CHUNK, open_container
-from tqtool.datafiles import open_file
-from tqtool.decompression import check_damage, form_of, restore, select
+from tqtool.container import CHUNK, open_container, pipeline
+from tqtool.container.compression import Result, compress_file
+from tqtool.container.decompression import check_damage, form_of, restore, select
+from tqtool.container.selection import Choice, choose
+from tqtool.dumps.arrays import Array
+from tqtool.dumps.datafiles import open_file
 from tqtool.files import output_file
-from tqtool.selection import Choice, choose
 from tqtool.sizes import KVConfig
 
 

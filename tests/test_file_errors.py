@@ -93,9 +93,9 @@ def bad_zip(folder: Path) -> None:
 
 
 def container(folder: Path) -> Path:
-    from tqtool.compression import compress_file
-    from tqtool.datafiles import open_file
-    from tqtool.selection import Choice, choose
+    from tqtool.container.compression import compress_file
+    from tqtool.container.selection import Choice, choose
+    from tqtool.dumps.datafiles import open_file
 
     rng = np.random.default_rng(0)
     tensors = {"k": rng.standard_normal((30000, 64)).astype("f4"), "v": np.ones((40, 64), ml_dtypes.bfloat16)}

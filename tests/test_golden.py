@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tqtool.container import open_container
-from tqtool.decompression import check_damage, restore, select
+from tqtool.container.decompression import check_damage, restore, select
 from tqtool.errors import TqError
 from tqtool.files import output_file
 

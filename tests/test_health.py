@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tqtool.datafiles import open_arrays
+from tqtool.dumps.datafiles import open_arrays
+from tqtool.dumps.layouts import vectors_last
 from tqtool.health import examine, looks_transposed, sample, scan
-from tqtool.layouts import vectors_last
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.arrays import ArraySource, Box
+from tqtool.dumps.arrays import ArraySource, Box
 from tqtool.errors import InputError
 from tqtool.reference import MAX_NORM
 from tqtool.rotation import rotate, supported_dims

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from tqtool.codec import CodecSpec, Encoded, decode, encode, engine
-from tqtool.compression import compress_file
 from tqtool.container import open_container
-from tqtool.datafiles import open_file
-from tqtool.decompression import check_damage, restore, select
+from tqtool.container.compression import compress_file
+from tqtool.container.decompression import check_damage, restore, select
+from tqtool.container.selection import Choice, choose
+from tqtool.dumps.datafiles import open_file
 from tqtool.files import write_atomically
-from tqtool.selection import Choice, choose
 from tqtool.units import default_threads
 
 

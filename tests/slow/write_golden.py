@@ -11,12 +11,12 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from tqtool.compression import compress_file
 from tqtool.container import open_container
-from tqtool.datafiles import open_file
-from tqtool.decompression import restore, select
+from tqtool.container.compression import compress_file
+from tqtool.container.decompression import restore, select
+from tqtool.container.selection import Choice, choose
+from tqtool.dumps.datafiles import open_file
 from tqtool.files import output_file
-from tqtool.selection import Choice, choose
 from tqtool.sizes import KVConfig
 
 FOLDER = Path(__file__).parents[1] / "data" / "golden"

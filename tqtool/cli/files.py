@@ -9,9 +9,9 @@ import typer
 
 from tqtool.cli import output
 from tqtool.cli.jobs import expanded, jobs_of
+from tqtool.dumps.naming import CONTAINER_SUFFIX
 from tqtool.errors import UsageError
 from tqtool.files import STREAM
-from tqtool.naming import CONTAINER_SUFFIX
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ForceOption = Annotated[bool, typer.Option("-f", "--force", help="Replace existing files.")]
@@ -130,11 +130,11 @@ def compress(
     as_json: JsonOption = False,
 ) -> None:
     """Compress arrays of vectors to NAME.tq.safetensors, and say what it cost."""
-    from tqtool.compression import Limits, compress_file
-    from tqtool.datafiles import open_file
+    from tqtool.container.compression import Limits, compress_file
+    from tqtool.container.selection import Choice, choose, scale_rules
+    from tqtool.dumps.datafiles import open_file
     from tqtool.health import warnings_of
     from tqtool.rendering.files import compress_json, compress_line
-    from tqtool.selection import Choice, choose, scale_rules
     from tqtool.sizes import KVConfig
 
     if bits is not None and config is not None:
@@ -214,8 +214,8 @@ def decompress(
 ) -> None:
     """Restore compressed arrays: their names, shapes and types, to NAME.restored.npy, .npz or .safetensors."""
     from tqtool.container import open_container
-    from tqtool.datafiles import RESTORED
-    from tqtool.decompression import check_damage, form_of, restore, restored_size, select
+    from tqtool.container.decompression import check_damage, form_of, restore, restored_size, select
+    from tqtool.dumps.datafiles import RESTORED
     from tqtool.files import binary_size, output_file
     from tqtool.rendering.files import decompress_json
 

@@ -26,12 +26,12 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List a file's tensors: shapes, types, bits, bytes, seed, law, version."""
-    from tqtool.arrays import FLOAT_TYPES
     from tqtool.container import is_container, open_container
-    from tqtool.datafiles import open_file
+    from tqtool.dumps.arrays import FLOAT_TYPES
+    from tqtool.dumps.datafiles import open_file
+    from tqtool.dumps.layouts import vectors_last
     from tqtool.health import scan
     from tqtool.inputs import open_input
-    from tqtool.layouts import vectors_last
     from tqtool.rendering import inspection as render
 
     terminal = output.stdout_is_terminal()

@@ -119,7 +119,7 @@ def check_codebooks(
 def _foreign_tables(source: str, dim: int | None, bits: int | None) -> list[ForeignTable]:
     """Return the tables of a file, or of a comma list where no file has that name."""
     from tqtool import files, foreign
-    from tqtool.datafiles import listed
+    from tqtool.dumps.datafiles import listed
     from tqtool.foreign.listings import bare_list
 
     if not source:

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool import npy, npz
 from tqtool.codebook import LAWS, MAX_BITS, Law
-from tqtool.datafiles import DataFile, float_arrays, open_file
+from tqtool.dumps import npy, npz
+from tqtool.dumps.datafiles import DataFile, float_arrays, open_file
+from tqtool.dumps.tensors import is_header
 from tqtool.errors import InputError
 from tqtool.files import FilePath
 from tqtool.foreign.listings import NumberList, as_dim, literal, number_lists
 from tqtool.inputs import open_input
 from tqtool.rotation import MAX_DIM
-from tqtool.tensors import is_header
 
 Array = NDArray[np.float64]
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import Any
 
-from tqtool.compression import Result
-from tqtool.decompression import Restored
-from tqtool.entries import Compressed, Entry
+from tqtool.container.compression import Result
+from tqtool.container.decompression import Restored
+from tqtool.container.entries import Compressed, Entry
+from tqtool.container.pipeline import Quality
 from tqtool.files import binary_size
-from tqtool.pipeline import Quality
 
 RATED_BYTES = 16 << 20  # of smaller files the time is that of making the tables
 

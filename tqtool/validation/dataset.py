@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool import codec, health
-from tqtool.arrays import ArraySource
 from tqtool.dumps import Dump
+from tqtool.dumps.arrays import ArraySource
 from tqtool.errors import InputError
 from tqtool.report import Input
 from tqtool.synthetic import SyntheticSet

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tqtool.arrays import FLOAT_TYPES, ArraySource
 from tqtool.codebook import Law
 from tqtool.codec import SCALE_RULES, CodecSpec, ScaleRule
-from tqtool.datafiles import DataFile, float_arrays, listed
-from tqtool.entries import Compressed, Copied, Entry, Kind
+from tqtool.container.entries import Compressed, Copied, Entry, Kind
+from tqtool.dumps.arrays import FLOAT_TYPES, ArraySource
+from tqtool.dumps.datafiles import DataFile, float_arrays, listed
+from tqtool.dumps.layouts import MAX_AXES, MIN_AXES, vectors_last
+from tqtool.dumps.naming import meaning
+from tqtool.dumps.npy import check_float
+from tqtool.dumps.tensors import STORED
 from tqtool.errors import InputError, UsageError
-from tqtool.layouts import MAX_AXES, MIN_AXES, vectors_last
-from tqtool.naming import meaning
-from tqtool.npy import check_float
 from tqtool.rotation import hadamard_order, supported_dims
 from tqtool.sizes import UNTOUCHED, KVConfig, Meta
-from tqtool.tensors import STORED
 
 DEFAULT_BITS = 4
 DEFAULT_CONFIG = KVConfig(4, 2)  # of a file that holds keys and values

@@ -13,12 +13,12 @@ from math import isfinite, prod
 from typing import Any, Literal, get_args
 
 from tqtool import __version__
-from tqtool.arrays import FLOAT_TYPES
 from tqtool.codec import CodecSpec
+from tqtool.dumps.arrays import FLOAT_TYPES
+from tqtool.dumps.layouts import MAX_AXES, MIN_AXES
+from tqtool.dumps.tensors import Header, damaged, load_json
 from tqtool.errors import TqError
-from tqtool.layouts import MAX_AXES, MIN_AXES
 from tqtool.sizes import packed_bytes
-from tqtool.tensors import Header, damaged, load_json
 
 FORMAT = "tqtool"
 VERSION = "1.0"

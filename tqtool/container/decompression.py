@@ -14,15 +14,15 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from tqtool.arrays import BLOCK_BYTES, FLOAT_TYPES, Box, Store, boxes_over
 from tqtool.codec import MAX_SCALE, Encoded, decode
 from tqtool.container import Container
-from tqtool.entries import FORMATS, META_TYPES, Compressed, Entry, Format, signs_name, table_names
+from tqtool.container.entries import FORMATS, META_TYPES, Compressed, Entry, Format, signs_name, table_names
+from tqtool.dumps.arrays import BLOCK_BYTES, FLOAT_TYPES, Box, Store, boxes_over
+from tqtool.dumps.tensors import Tensor, header_bytes, stored_type, tensor_bytes
 from tqtool.errors import InputError, IntegrityError, UsageError
 from tqtool.files import Advance, copy_bytes, unnamed_temporary
 from tqtool.reference import decode_with
 from tqtool.rotation import signs
-from tqtool.tensors import Tensor, header_bytes, stored_type, tensor_bytes
 from tqtool.units import ordered_map
 
 Unit = Callable[[], int]

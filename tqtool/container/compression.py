@@ -9,15 +9,15 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tqtool.arrays import Array, ArraySource, Box, Store
 from tqtool.codec import CodecSpec
 from tqtool.container import CRCS, HASHES, Plan, chunk_crcs, hashes, plan
-from tqtool.datafiles import DataFile
-from tqtool.entries import META_TYPES, Compressed, Entry, signs_name, table_names
+from tqtool.container.entries import META_TYPES, Compressed, Entry, signs_name, table_names
+from tqtool.container.pipeline import Block, Pipeline, Quality, Stats, Total
+from tqtool.dumps.arrays import Array, ArraySource, Box, Store
+from tqtool.dumps.datafiles import DataFile
+from tqtool.dumps.tensors import stored_type
 from tqtool.files import Advance, FilePath, output_file
-from tqtool.pipeline import Block, Pipeline, Quality, Stats, Total
 from tqtool.rotation import sign_bits
-from tqtool.tensors import stored_type
 from tqtool.units import ordered_map
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from tqtool import npy, npz
-from tqtool.arrays import FLOAT_TYPES, ArraySource
+from tqtool.dumps import npy, npz
+from tqtool.dumps.arrays import FLOAT_TYPES, ArraySource
+from tqtool.dumps.naming import CONTAINER_SUFFIX, MANIFEST, meaning
+from tqtool.dumps.tensors import array_sources, is_header, read_header
 from tqtool.errors import InputError
 from tqtool.files import FilePath, file_size
 from tqtool.inputs import reopening, shown_name
-from tqtool.naming import CONTAINER_SUFFIX, MANIFEST, meaning
-from tqtool.tensors import array_sources, is_header, read_header
 
 RESTORED = ".restored"  # in the names of what `decompress` writes
 ARCHIVES = (".npz", ".safetensors")

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import BinaryIO, cast
 
-from tqtool import npy
-from tqtool.arrays import ArraySource
+from tqtool.dumps import npy
+from tqtool.dumps.arrays import ArraySource
 from tqtool.errors import InputError, OutputError
 from tqtool.files import binary_size, copy_bytes, unnamed_temporary
 from tqtool.inputs import KeptOpen, Opener

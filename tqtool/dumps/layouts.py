@@ -5,7 +5,7 @@ A layout is a string with one letter an axis: b batch, l layer, h heads, t token
 
 from __future__ import annotations
 
-from tqtool.arrays import ArraySource
+from tqtool.dumps.arrays import ArraySource
 from tqtool.errors import InputError, UsageError
 
 LAYOUTS = ("nd", "htd", "thd", "bhtd", "bthd", "lhtd", "lbhtd", "hdt")

@@ -16,8 +16,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.arrays import BLOCK_BYTES, Array, ArraySource, Box, Store
 from tqtool.codec import CodecSpec, Encoded, decode, encode, expected_error
+from tqtool.dumps.arrays import BLOCK_BYTES, Array, ArraySource, Box, Store
 from tqtool.errors import InputError
 from tqtool.health import quiet, refusal
 

@@ -11,7 +11,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.lib import format as npy_format
 
-from tqtool.arrays import FLOAT_TYPES, ArraySource, Store
+from tqtool.dumps.arrays import FLOAT_TYPES, ArraySource, Store
 from tqtool.errors import InputError
 from tqtool.inputs import Opener
 

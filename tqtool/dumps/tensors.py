@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tqtool.arrays import FLOAT_TYPES, ArraySource, Store
+from tqtool.dumps.arrays import FLOAT_TYPES, ArraySource, Store
 from tqtool.errors import InputError, IntegrityError
 from tqtool.files import file_size
 from tqtool.inputs import Opener
