@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 
 from tqtool.dumps import load_dump
 from tqtool.dumps.datafiles import open_arrays
-from tqtool.dumps.naming import Meaning, meaning
 from tqtool.errors import InputError, TqError
+from tqtool.naming import Meaning, meaning
 
 SHARED = Path(__file__).parents[2] / "shared"
 needs_dumps = pytest.mark.skipif(not (SHARED / "dumps").is_dir(), reason="../shared/dumps is absent")

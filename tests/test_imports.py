@@ -15,7 +15,7 @@ PACKAGE = Path(tqtool.__file__).parent
 # Each module may import those on earlier lines, and those on its own line.
 LAYERS = [
     {"errors"},
-    {"sizes", "units"},
+    {"sizes", "units", "naming"},
     {"rotation", "packing", "codebook", "model_config"},
     {"theory"},
     {"reference"},
@@ -25,8 +25,10 @@ LAYERS = [
     {"attention"},
     {"cache"},
     {"files"},
-    {"dumps", "foreign", "synthetic"},
-    {"health"},
+    {"inputs"},
+    {"dumps", "synthetic"},
+    {"health", "foreign"},
+    {"container"},
     {"metrics", "baselines"},
     {"recommend", "report"},
     {"validation"},

@@ -9,9 +9,9 @@ import typer
 
 from tqtool.cli import output
 from tqtool.cli.jobs import expanded, jobs_of
-from tqtool.dumps.naming import CONTAINER_SUFFIX
 from tqtool.errors import UsageError
 from tqtool.files import STREAM
+from tqtool.naming import CONTAINER_SUFFIX
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ForceOption = Annotated[bool, typer.Option("-f", "--force", help="Replace existing files.")]

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool.container.entries import FORMAT, OWN, VERSION, Compressed, Entry, Format, file_metadata, parse_manifest
-from tqtool.dumps.naming import CONTAINER_SUFFIX
 from tqtool.dumps.tensors import Header, Tensor, damaged, header_bytes, is_header, read_header, tensor_bytes
 from tqtool.errors import InputError, IntegrityError
 from tqtool.files import FilePath, file_size
 from tqtool.inputs import Opener, reopening, shown_name
+from tqtool.naming import CONTAINER_SUFFIX
 from tqtool.units import ordered_map
 
 MAJOR = int(VERSION.partition(".")[0])

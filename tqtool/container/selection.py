@@ -10,10 +10,10 @@ from tqtool.container.entries import Compressed, Copied, Entry, Kind
 from tqtool.dumps.arrays import FLOAT_TYPES, ArraySource
 from tqtool.dumps.datafiles import DataFile, float_arrays, listed
 from tqtool.dumps.layouts import MAX_AXES, MIN_AXES, vectors_last
-from tqtool.dumps.naming import meaning
 from tqtool.dumps.npy import check_float
 from tqtool.dumps.tensors import STORED
 from tqtool.errors import InputError, UsageError
+from tqtool.naming import meaning
 from tqtool.rotation import hadamard_order, supported_dims
 from tqtool.sizes import UNTOUCHED, KVConfig, Meta
 

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from tqtool.dumps.arrays import ArraySource
 from tqtool.dumps.datafiles import folder_files, listed, open_arrays
 from tqtool.dumps.layouts import by_layer, check_layout, infer_layout
-from tqtool.dumps.naming import Kind, Manifest, find_manifest, meaning
 from tqtool.errors import InputError, UsageError
 from tqtool.files import COPY_BLOCK, STREAM, FilePath
 from tqtool.inputs import open_input
+from tqtool.naming import Kind, Manifest, find_manifest, meaning
 
 
 @dataclass(frozen=True, slots=True, eq=False)

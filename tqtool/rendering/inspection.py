@@ -8,9 +8,9 @@ from typing import Any
 from tqtool.container import Container, Damage
 from tqtool.container.entries import Compressed
 from tqtool.dumps.datafiles import DataFile
-from tqtool.dumps.naming import meaning
 from tqtool.files import binary_size
 from tqtool.health import Health
+from tqtool.naming import meaning
 from tqtool.rendering.files import entry_json
 from tqtool.rendering.tables import Column, table_text
 
