@@ -86,7 +86,16 @@ def test_every_instruction_set_gives_the_golden_bits() -> None:
 )
 @pytest.mark.parametrize(("key_bits", "value_bits", "meta"), [(4, 2, "range"), (3, 3, "f32"), (8, 1, "bf16")])
 def test_fused_attention_equals_decoding_first(
-    dim: int, tokens: int, heads: int, group: int, q_len: int, causal: bool, key_bits: int, value_bits: int, meta: str
+    dim: int,
+    tokens: int,
+    heads: int,
+    group: int,
+    q_len: int,
+    causal: bool,
+    key_bits: int,
+    value_bits: int,
+    meta: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rng = np.random.default_rng(dim)
     k, v = rng.standard_normal((2, 2, tokens, heads, dim)).astype(np.float32)
@@ -102,7 +111,10 @@ def test_fused_attention_equals_decoding_first(
     weights /= np.maximum(weights.sum(axis=-1, keepdims=True), 1e-300)
     expected = np.einsum("bhqt,bthd->bqhd", weights, decode(values).astype(np.float64).repeat(group, axis=2))
     assert_allclose(out, expected, rtol=0, atol=4e-6 * np.abs(expected).max())
-    assert out.tobytes() == runtime.attend(q, keys, values, scale=scale, causal=causal, threads=2).tobytes()
+    monkeypatch.setattr(runtime, "WORTH_THREADS", 0)
+    for threads in (2, 3):
+        again = runtime.attend(q, keys, values, scale=scale, causal=causal, threads=threads)
+        assert again.tobytes() == out.tobytes()
 
 
 def test_attention_reads_the_first_tokens_of_each_batch_entry() -> None:
@@ -133,6 +145,26 @@ def test_encode_and_decode_need_at_most_a_mebibyte_beside_their_results() -> Non
         assert tracemalloc.get_traced_memory()[1] - before < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_arrays_that_do_not_fit_never_reach_the_compiled_code() -> None:
+    spec = CodecSpec(64, 4)
+    rows, codes = np.ones((3, 64), np.float32), np.empty((3, 32), np.uint8)
+    scales, norms = np.empty((2, 3), np.float32)
+    read_only = codes.copy()
+    read_only.flags.writeable = False
+    for wrong in (
+        lambda: runtime.encode_rows(rows[:, :32], spec, codes, scales, norms),
+        lambda: runtime.encode_rows(rows, spec, codes[:2], scales, norms),
+        lambda: runtime.encode_rows(rows, spec, codes, scales[:1], norms),
+        lambda: runtime.encode_rows(rows, spec, codes, scales.astype(np.float64), norms),
+        lambda: runtime.encode_rows(rows, spec, read_only, scales, norms),
+        lambda: runtime.encode_rows(np.ones((64, 3), np.float32).T, spec, codes, scales, norms),
+        lambda: runtime.decode_rows(codes[:, :31], scales, spec, rows),
+        lambda: runtime.decode_rows(codes, scales, spec, rows[:2]),
+    ):
+        with pytest.raises((ValueError, BufferError)):
+            wrong()
 
 
 def test_decode_writes_into_the_array_it_is_given() -> None:

@@ -58,9 +58,9 @@ def encode_rows(
     without special instructions, for tests.
     """
     count = len(rows)
-    assert rows.shape == (count, spec.dim)
-    assert codes.shape == (count, spec.code_bytes)
-    assert scales.shape == norms.shape == (count,)
+    _require(rows.shape == (count, spec.dim))
+    _require(codes.shape == (count, spec.code_bytes))
+    _require(scales.shape == norms.shape == (count,))
     bad = ffi.new("size_t *")
     error = lib.fa_tq_encode(
         _state(spec, spec, plain=plain),
@@ -77,7 +77,7 @@ def encode_rows(
     )
     if error in (lib.FA_TQ_ERR_VALUE, lib.FA_TQ_ERR_NORM):
         return int(bad[0])
-    assert error == 0, error
+    _require(error == 0, error)
     return -1
 
 
@@ -91,18 +91,18 @@ def decode_rows(
 ) -> None:
     """Decode codes (n, code_bytes) and scales (n,) into out (n, dim): the inverse of `encode_rows`."""
     count = len(codes)
-    assert codes.shape == (count, spec.code_bytes)
-    assert scales.shape == (count,)
-    assert out.shape == (count, spec.dim)
+    _require(codes.shape == (count, spec.code_bytes))
+    _require(scales.shape == (count,))
+    _require(out.shape == (count, spec.dim))
     state = _state(spec, spec, plain=plain)
     error = lib.fa_tq_decode(state, True, _bytes(codes), _floats(scales), False, 1, count, _floats(out, written=True))
-    assert error == 0, error
+    _require(error == 0, error)
 
 
 def rotate_rows(rows: NDArray[np.float32], spec: CodecSpec, *, inverse: bool = False) -> NDArray[np.float32]:
     """Return the rotated rows (n, dim), or with `inverse` the unrotated ones."""
-    assert rows.ndim == 2
-    assert rows.shape[1] == spec.dim
+    _require(rows.ndim == 2)
+    _require(rows.shape[1] == spec.dim)
     state, out = _state(spec, spec), np.empty(rows.shape, np.float32)
     turn = lib.fa_tq_rotate_inverse if inverse else lib.fa_tq_rotate
     for source, target in zip(rows, out, strict=True):
@@ -123,27 +123,29 @@ def attend(
     """Return the attention of q (batch, q_len, q_heads, dim) on packed keys and values, same shape as q.
 
     keys and values are `Encoded` of lead shape (batch, slots, kv_heads), one dim and one seed; any strides but in the
-    last axes. The first `tokens` slots are read
-    (default: all; one number, or one per batch entry). Query head h reads head h // (q_heads / kv_heads).
-    With `causal` the queries are the newest: query i sees tokens - q_len + 1 + i tokens; one that sees none
-    gives zeros. Float32 throughout; the same bits for any number of threads.
+    last axes. The first `tokens` slots are read (default: all; one number, or one per batch entry). Query head h reads
+    head h // (q_heads / kv_heads). With `causal` the queries are the newest: query i sees tokens - q_len + 1 + i
+    tokens; one that sees none gives zeros. Float32 throughout; the same bits for any number of threads.
     """
     batch, q_len, q_heads, dim = q.shape
     slots, kv_heads = keys.codes.shape[1:3]
     lengths = list(tokens) if isinstance(tokens, Sequence) else [slots if tokens is None else tokens] * batch
-    assert len(lengths) == batch
-    assert dim == keys.spec.dim == values.spec.dim
-    assert keys.spec.seed == values.spec.seed
-    assert keys.codes.shape[:3] == values.codes.shape[:3] == (batch, slots, kv_heads)
-    assert q_heads % kv_heads == 0
-    assert all(0 <= length <= slots for length in lengths)
+    _require(len(lengths) == batch)
+    _require(dim == keys.spec.dim == values.spec.dim)
+    _require(keys.spec.seed == values.spec.seed)
+    _require(keys.codes.shape[:3] == values.codes.shape[:3] == (batch, slots, kv_heads))
+    _require(q_heads % kv_heads == 0)
+    _require(all(0 <= length <= slots for length in lengths))
     group = q_heads // kv_heads
     q = np.ascontiguousarray(q, np.float32)
     out = np.empty_like(q)
     state = _state(keys.spec, values.spec)
     rows_at_once = max(1, QUERIES // group)
-    shares = min(kv_heads, -(-(default_threads() if threads is None else threads) // batch))  # a thread's heads lie
-    bounds = [kv_heads * i // shares for i in range(shares + 1)]  # side by side: it reads memory in order
+    threads = default_threads() if threads is None else threads
+    if sum(lengths) * kv_heads * dim * -(-q_len // rows_at_once) < WORTH_THREADS:
+        threads = 1
+    shares = min(kv_heads, -(-threads // batch))  # a thread's heads lie side by side: it reads memory in order
+    bounds = [kv_heads * i // shares for i in range(shares + 1)]
 
     def attend_unit(unit: tuple[int, int, int, int]) -> None:
         b, head, end, first = unit
@@ -166,7 +168,7 @@ def attend(
             _floats(scratch, written=True),
             _floats(out[b, first:], written=True),
         )
-        assert error == 0, error
+        _require(error == 0, error)
 
     units = [
         (b, head, end, first)
@@ -187,7 +189,7 @@ def scores(q: NDArray[np.float32], keys: Encoded, sequence: int, head: int) -> N
     count, slots = len(q), keys.codes.shape[1]
     state, out = _state(keys.spec, keys.spec), np.empty((count, slots), np.float32)
     scratch = np.empty(lib.fa_tq_attend_scratch(state, 1, count, 1), np.float32)
-    assert q.shape == (count, keys.spec.dim)
+    _require(q.shape == (count, keys.spec.dim))
     error = lib.fa_tq_scores(
         state,
         _packed(keys, sequence),
@@ -198,7 +200,7 @@ def scores(q: NDArray[np.float32], keys: Encoded, sequence: int, head: int) -> N
         _floats(scratch, written=True),
         _floats(out, written=True),
     )
-    assert error == 0, error
+    _require(error == 0, error)
     return out
 
 
@@ -207,7 +209,7 @@ def mix(weights: NDArray[np.float32], values: Encoded, sequence: int, head: int)
     count, slots = weights.shape
     state, out = _state(values.spec, values.spec), np.empty((count, values.spec.dim), np.float32)
     scratch = np.empty(lib.fa_tq_attend_scratch(state, 1, count, 1), np.float32)
-    assert slots == values.codes.shape[1]
+    _require(slots == values.codes.shape[1])
     error = lib.fa_tq_mix(
         state,
         _packed(values, sequence),
@@ -218,24 +220,31 @@ def mix(weights: NDArray[np.float32], values: Encoded, sequence: int, head: int)
         _floats(scratch, written=True),
         _floats(out, written=True),
     )
-    assert error == 0, error
+    _require(error == 0, error)
     return out
 
 
 QUERIES = 16  # of one key-value head that share a pass over the keys and values
+WORTH_THREADS = 1 << 22  # coordinates; fewer are read in the time that starting threads takes
 
 
 def _packed(side: Encoded, batch: int) -> Any:
     """Return the C view of one sequence: fields in the order of `fa_tq_packed`."""
     codes, meta = side.codes[batch], side.meta[batch]
     size = meta.itemsize
-    assert codes.strides[-1] == 1 or codes.shape[-1] == 1
-    assert meta.ndim == 2 or meta.strides[-1] == size
-    assert not any(stride % size for stride in meta.strides)
+    _require(codes.strides[-1] == 1 or codes.shape[-1] == 1)
+    _require(meta.ndim == 2 or meta.strides[-1] == size)
+    _require(not any(stride % size for stride in meta.strides))
     code_start, scale_start = (ffi.cast("void *", part.__array_interface__["data"][0]) for part in (codes, meta))
     scale_strides = (meta.strides[0] // size, meta.strides[1] // size)
     fields = (code_start, *codes.strides[:2], scale_start, *scale_strides, side.spec.meta == "bf16")
     return ffi.new("fa_tq_packed *", fields)
+
+
+def _require(holds: bool, error: int = 0) -> None:
+    """Guard what the compiled code relies on; unlike an `assert` it stays under -O."""
+    if not holds:
+        raise ValueError(f"arrays do not fit each other{f' (error {error})' if error else ''}")
 
 
 @cache
@@ -265,10 +274,10 @@ def _state(keys: CodecSpec, values: CodecSpec, *, plain: bool = False) -> Any:
 
 
 def _floats(array: NDArray[np.float32], *, written: bool = False) -> Any:
-    assert array.dtype == np.float32
+    _require(array.dtype == np.float32)
     return ffi.from_buffer("float[]", array, require_writable=written)
 
 
 def _bytes(array: NDArray[np.uint8], *, written: bool = False) -> Any:
-    assert array.dtype == np.uint8
+    _require(array.dtype == np.uint8)
     return ffi.from_buffer("uint8_t[]", array, require_writable=written)
