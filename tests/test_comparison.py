@@ -103,3 +103,12 @@ def test_text_and_json_show_the_same_figures() -> None:
     plain = comparison_json(found)
     assert plain["schema"] == "tqtool.compare/1"
     assert plain["pairs"][0]["differences"][0]["change"] == "worse"
+
+
+def test_a_number_that_one_report_lacks_is_a_dash_and_never_the_same() -> None:
+    a = sample_report()
+    bare = dataclasses.replace(a, rows=tuple(dataclasses.replace(row, metrics={}) for row in a.rows))
+    for found in (compare_reports(a, bare), compare_reports(bare, a), compare_reports(bare, bare)):
+        assert {d.change for pair in found.pairs for d in pair.differences} == {"unclear"}
+    line = next(line for line in comparison_text(compare_reports(a, bare)).split("\n") if line.startswith("K4/V4"))
+    assert line.split()[3:] == ["kl", "0.0270", "–", "–", "?", "unclear"]

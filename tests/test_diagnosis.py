@@ -102,3 +102,20 @@ def test_the_next_command_is_fitted_to_what_was_found() -> None:
 def test_the_next_command_replaces_the_configurations() -> None:
     command = shlex.join(["tqtool", "validate", "a b", "-c", "K4/V4", "--config=K2/V2", "--config", "K3/V3", "--x"])
     assert without_config(command) == "tqtool validate 'a b' --x"
+
+
+def test_advice_that_rests_on_stand_in_queries_says_so() -> None:
+    offset = synthetic_set("key-bias")
+    data = from_arrays(offset.k, offset.v, offset.q, name="d", causal=False)
+    proxied = replace(data, load=lambda index, head: (None, offset.k[head], offset.v[head]), queries=0)
+    mark = " (UNVERIFIED: keys stood in for the queries)."
+    found = validate([proxied], Params(("K4/V4", "K2/V2"))).diagnosis
+    assert found
+    assert all(finding.sentence.endswith(mark) for finding in found if finding.rule != "rotation_not_spreading")
+    assert not any(mark in finding.sentence for finding in validate([data], Params(("K4/V4", "K2/V2"))).diagnosis)
+
+
+def test_a_run_of_nothing_but_the_control_is_told_to_measure_something() -> None:
+    report = validate([from_synthetic(synthetic_set("gaussian"))], Params(("K16/V16",)))
+    given = replace(report, command="tqtool validate d -c K16/V16", sources=(replace(report.sources[0], kind="dump"),))
+    assert diagnose(given)[1] == "tqtool validate d"

@@ -78,7 +78,10 @@ def test_fractions_are_quotients_of_times() -> None:
     assert FusedSpeed(KVConfig(4, 2), 128, 10, 8, 1, 1, 2.0, 5.0).times_numpy == 2.5
 
 
-@pytest.mark.parametrize("arguments", [("--dims", "90"), ("--bits", "9"), ("--bits", "2,2"), ("--config", "K9/V2")])
+@pytest.mark.parametrize("arguments", [
+    ("--dims", "90"), ("--bits", "9"), ("--bits", "0"), ("--bits", "2,2"), ("--config", "K9/V2"), ("--tokens", "0"),
+    ("--cache", "--tokens", "16,0"),
+])  # fmt: skip
 def test_bench_refuses_what_does_not_exist(arguments: tuple[str, ...], tqtool: Run) -> None:
     done = tqtool("bench", *arguments, "--size", "1")
     assert done.returncode == 2, done.stderr

@@ -171,7 +171,11 @@ def test_golden_rows_hold_every_fault_class() -> None:
     ("arguments", "status", "words"),
     [
         (("--dims", "90"), 2, r"error\[usage\].*90"),
-        (("--bits", "5"), 2, r"error\[usage\]: 5 bits do not fit"),
+        (
+            ("--bits", "5"),
+            2,
+            r"error\[usage\]: 5 bits do not fit.*\n  hint: gen-codebooks --format json or npz writes 5",
+        ),
         (("--bits", "x"), 2, r"error\[usage\]"),
         (("--seed", "-1"), 2, r"error\[usage\]"),
         (("--seed", str(2**63)), 2, r"error\[usage\]: seed"),
@@ -183,6 +187,13 @@ def test_what_export_refuses(arguments: tuple[str, ...], status: int, words: str
     assert done.returncode == status, done.stderr
     assert re.search(words, done.stderr)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_a_name_is_refused(tqtool: Run, tmp_path: Path) -> None:
+    done = tqtool("export-c", "")
+    assert done.returncode == 2
+    assert done.stderr.startswith("tqtool: error[usage]: DIR is empty: no folder is named\n")
+    assert not list(tmp_path.iterdir())
 
 
 def test_export_replaces_nothing_unasked(tqtool: Run, tmp_path: Path) -> None:

@@ -179,6 +179,11 @@ def test_a_gate_file_is_toml_or_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("", "holds no limits"),
+        ("# kl", "holds no limits"),
+        ("{}", "holds no limits"),
+        ('level = "none"', "holds no limits"),
+        ("[min]", "holds no limits"),
         ("level = 3", "level 3 is not known"),
         ("level = []", r"level \[\] is not known"),
         ("[minimum]\ncos = 1", "minimum is not known"),
@@ -206,5 +211,8 @@ def test_a_regression_is_measured_against_the_same_row(gaussian: Report) -> None
     failed = [check for check in against_baseline(worse, gaussian, 0.05) if check.status == "fail"]
     assert {(check.config, check.metric) for check in failed} == {("K4/V4", "kl"), ("K2/V2", "kl")}
     assert not [check for check in against_baseline(worse, gaussian, 0.07) if check.status == "fail"]
+    bare = replace(gaussian, rows=tuple(replace(row, metrics={}) for row in gaussian.rows))
+    with pytest.raises(InputError, match="has no kl of K4/V4"):
+        against_baseline(gaussian.rows, bare, 0.05)
     with pytest.raises(InputError, match="no row in common"):
         against_baseline([replace(gaussian.rows[1], config="K8/V8")], gaussian, 0.05)

@@ -153,7 +153,51 @@ def test_nothing_quantized_exits_1(here: Here) -> None:
     status, found = here("dump", "-c", "K4/V4", "--protect-layers", "0,5")
     assert status == 1
     assert "nothing was quantized" in found["gate"]["summary"]
-    assert here("dump", "-c", "K16/V16")[0] == 0  # asked for, and true
+
+
+@pytest.mark.parametrize("gate", [(), ("--gate", "strict"), ("--junit-out", "q.xml")])
+def test_a_run_of_nothing_but_the_control_is_not_green(here: Here, gate: tuple[str, ...]) -> None:
+    status, found = here("dump", "-c", "K16/V16", *gate)
+    assert status == 1
+    assert "K16/V16: not-engaged: bit-identical to the reference; nothing was quantized" in found["gate"]["summary"]
+    assert found["next"] == "" or "K16" not in found["next"]
+    if "q.xml" in gate:
+        assert 'errors="1"' in Path("q.xml").read_text()
+    assert here("dump", "-c", "K16/V16,K8/V8")[0] == 0
+
+
+def test_a_budget_that_no_bits_meet_is_a_no(
+    here: Here, dump: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert here("dump", "-c", "K4/V4", "--budget", "0.1")[0] == 1
+    monkeypatch.setattr("sys.argv", ["tqtool", "validate"])
+    assert app(["validate", "dump", "-c", "K4/V4", "--budget", "0.1"], standalone_mode=False) == 1
+    shown = capsys.readouterr()
+    assert "no bits meet at most 0.1 bits per value: not reachable (the smallest choice stores" in shown.err
+    assert "at most 0.1 bits per value: not reachable" in shown.out
+
+
+@pytest.mark.parametrize("layout", ["htd", "thd"])
+def test_arrays_without_values_are_refused(here: Here, layout: str) -> None:
+    np.save("zero.npy", np.zeros((2, 0, 64), np.float32))
+    with pytest.raises(TqError, match=r"^zero.npy: layer 0: k is \(.*0.*\), which holds no values$") as caught:
+        here("--k", "zero.npy", "--v", "zero.npy", "--layout", layout)
+    assert (caught.value.status, caught.value.code) == (3, "shape")
+
+
+def test_values_beyond_float32_are_refused_without_a_warning(tqtool: Run, dump: Path) -> None:
+    k = np.load(dump / "layer00_k.npy").astype(np.float64)
+    k[1, 3] *= 1e60
+    np.save(dump / "layer00_k.npy", k)
+    done = tqtool("validate", "dump", "-q")
+    assert done.returncode == 3
+    assert done.stderr.startswith("tqtool: error[norm-range]: dump/layer00_k.npy: vector [1, 3] has norm")
+    assert done.stderr.endswith("hint: rescale the data\n")
+
+
+def test_the_data_line_counts_one_layer(tqtool: Run, dump: Path) -> None:
+    done = tqtool("validate", "--k", "dump/layer00_k.npy", "--v", "dump/layer00_v.npy", "-c", "K4/V4")
+    assert "keys, values of 1 layer, axes htd" in done.stderr
 
 
 def test_baselines_stand_in_the_same_table_at_their_exact_size(here: Here) -> None:
@@ -182,6 +226,14 @@ def test_a_recommendation_keeps_its_budget_or_meets_its_target(here: Here) -> No
         (("dump", "-c", "K9/V2"), 2, "usage", "9 bits"),
         (("dump", "-c", "4,2"), 2, "usage", "not of the form K4/V2"),
         (("dump", "--seeds", "a"), 2, "usage", "--seeds 'a'"),
+        (("dump", "--seeds", "0,0"), 2, "usage", "--seeds '0,0': a number stands there twice"),
+        (("dump", "--max-regress", "0.1"), 2, "usage", "--max-regress has no meaning without --baseline"),
+        (
+            ("dump", "--protect-layers", "first3"),
+            2,
+            "usage",
+            "--protect-layers 'first3': more than all layers; there are 0, 5",
+        ),
         (("dump", "--seeds", "99999999999999999999999"), 2, "usage", "64-bit"),
         (("dump", "--scale-rule", "best"), 2, "usage", "match, norm, lsq, unbiased"),
         (("dump", "--scale-rule", "match,norm,lsq"), 2, "usage", "one or two"),
@@ -232,9 +284,10 @@ def test_layers_are_named_by_number_range_or_end() -> None:
     assert parse_layers("", layers) == ()
     assert parse_layers("first2, last1", layers) == (0, 1, 29)
     assert parse_layers("1-20", layers) == (1, 10, 20)
-    assert parse_layers("last9", layers) == tuple(layers)
-    with pytest.raises(UsageError):
-        parse_layers("3-1", layers)
+    assert parse_layers("last5", layers) == tuple(layers)
+    for wrong in ("3-1", "last9"):
+        with pytest.raises(UsageError):
+            parse_layers(wrong, layers)
 
 
 def test_the_repeated_command_leaves_out_what_changes_no_number() -> None:

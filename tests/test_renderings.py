@@ -212,9 +212,14 @@ def with_source(report: Report, **changes: object) -> Report:
 
 
 def test_without_a_gate_the_headline_names_the_cheapest_row_at_the_best_level() -> None:
-    report = sample_report(gate="none")
+    report = sample_report(gate="none", baselines=False)
     found = headline(levels(report, K4V4="balanced", K4V3="balanced", K4V2="lenient"))
     assert found == "Best level reached is balanced attention fidelity; cheapest there is K4/V3 at 4.50 bits per value"
+    beside = sample_report(gate="none")  # with baselines, whose levels are not what is asked about
+    assert headline(levels(beside, K4V4="balanced", K4V3="balanced")) == found.replace(
+        "reached is", "reached by the TurboQuant rows is"
+    )
+    assert headline(levels(beside)) == "No TurboQuant row reaches the lenient level"
     assert headline(levels(report)) == "No configuration reaches the lenient level"
 
 

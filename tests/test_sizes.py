@@ -173,6 +173,14 @@ def test_size_prints_the_specifications_tables(tqtool: Run) -> None:
     assert rwkv["rows"][0]["total_bytes"] == 14 * MIB
 
 
+def test_size_counts_one_as_one_and_answers_at_its_limits(tqtool: Run) -> None:
+    assert tqtool("size").stdout.startswith("1 layer x 1 KV head x 128 x 1 token, metadata range\n")
+    most = ("--layers", 1 << 14, "--kv-heads", 1 << 20, "--head-dim", 1 << 20, "--tokens", 1 << 40)
+    (row,) = json.loads(tqtool("size", *most, "-c", "K4/V4", "--json").stdout)["rows"]
+    assert row["payload_bytes"] == 1 << (14 + 20 + 20 + 40)
+    assert tqtool("size", *most).returncode == 0
+
+
 def test_size_reads_a_model_configuration(tqtool: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "sliding_window": 512, "sliding_window_pattern": 4}))
     answer = json.loads(tqtool("size", "--model", "config.json", "--tokens", 1000, "-c", "k4v2", "--json").stdout)
@@ -184,6 +192,10 @@ def test_size_reads_a_model_configuration(tqtool: Run, tmp_path: Path) -> None:
     [
         (["-c", "k4"], 2, "error[usage]: configuration 'k4' is not of the form K4/V2"),
         (["-c", ","], 2, "error[usage]: --config names no configuration"),
+        (["--tokens", "9" * 20], 2, "error[usage]: Invalid value for '--tokens'"),
+        (["--layers", "9999999999"], 2, "error[usage]: Invalid value for '--layers'"),
+        (["--model", "config.json", "--layers", "3"], 2, "error[usage]: --layers and --model contradict each other"),
+        (["--model", "config.json", "--head-dim", "64"], 2, "error[usage]: --head-dim and --model contradict"),
         (["--tokens", "many"], 2, "error[usage]: Invalid value for '--tokens'"),
         (["--model", "absent.json"], 3, "error[not-found]: absent.json: no such file"),
         (["--model", "."], 3, "error[is-directory]: .: is a directory"),

@@ -152,12 +152,22 @@ def softmax(scores: Array) -> Array:
     """Return the attention weights along the last axis; a row of -inf alone gives zeros."""
     if scores.shape[-1] == 0:
         return scores.copy()
-    top = scores.max(axis=-1, keepdims=True)
-    weights: Array = scores - np.where(top == -np.inf, scores.dtype.type(0), top)
-    np.exp(weights, out=weights)
-    total = weights.sum(axis=-1, keepdims=True)
+    weights = np.empty_like(scores)
+    total = exponentials(scores, shifted=weights, out=weights)
     weights /= np.where(total == 0, 1, total)
     return weights
+
+
+def exponentials(scores: Array, *, shifted: Array, out: Array) -> Array:
+    """Write scores less the largest of their row, and e to that power; return the sums of the rows, (..., 1).
+
+    All three arrays may be one. Where a row is -inf alone, its sum is 0.
+    """
+    top = scores.max(axis=-1, keepdims=True)
+    np.subtract(scores, np.where(top == -np.inf, scores.dtype.type(0), top), out=shifted)
+    np.exp(shifted, out=out)
+    total: Array = out.sum(axis=-1, keepdims=True)
+    return total
 
 
 def mix(weights: Array, v: Array) -> Array:

@@ -9,6 +9,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
@@ -17,6 +18,16 @@ from tqtool.files import STREAM, FilePath, copy_bytes, unnamed_temporary
 
 Opened = contextlib.AbstractContextManager[BinaryIO]
 Opener = Callable[[], Opened]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One array that was read, and the file that held it."""
+
+    path: str  # as the user named it
+    sha256: str  # of the file
+    shape: tuple[int, ...]
+    dtype: str
 
 
 def open_input(path: FilePath) -> BinaryIO:

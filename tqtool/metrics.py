@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tqtool.attention import exponentials
+
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]
 
@@ -33,9 +35,8 @@ def attention_weights(scores: Array, seen: NDArray[np.bool_] | None = None) -> W
     """Return the softmax over the seen keys (None: all); overwrites `scores`. Each query must see a key."""
     if seen is not None:
         np.copyto(scores, -np.inf, where=~seen)
-    scores -= scores.max(axis=1, keepdims=True)
-    p = np.exp(scores)
-    total = p.sum(axis=1, keepdims=True)
+    p = np.empty_like(scores)
+    total = exponentials(scores, shifted=scores, out=p)
     p /= total
     scores -= np.log(total)
     if seen is not None:

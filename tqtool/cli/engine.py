@@ -10,7 +10,7 @@ import typer
 
 from tqtool.cli import output
 from tqtool.cli.tables import LawName, check_dims, integers
-from tqtool.errors import OutputError
+from tqtool.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from tqtool.doctor import Installation
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def export_c(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files go; made if it does not exist.")],
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Where the files go; made if it does not exist.")],
     dims: Annotated[str, typer.Option(help="Vector lengths, comma list.")] = "64,96,128,160",
     bits: Annotated[str, typer.Option(help="Bits a coordinate, 1 to 4, comma list.")] = "2,3,4",
     law: Annotated[LawName, typer.Option(help="Law of a coordinate.")] = "beta",
@@ -43,6 +43,9 @@ def export_c(
     """
     import subprocess
 
+    if not directory:
+        raise UsageError("DIR is empty: no folder is named", code="usage", hint="for the current folder write .")
+    folder = Path(directory)
     from tqtool import compiler, files
     from tqtool.rendering.export import export_files
 
@@ -105,7 +108,7 @@ def bench(
     from tqtool.rendering.engine import bench_json, bench_text
     from tqtool.sizes import KVConfig
 
-    token_list = integers("--tokens", tokens or (CACHE_LENGTHS if cache else "32768,2048"))
+    token_list = integers("--tokens", tokens or (CACHE_LENGTHS if cache else "32768,2048"), least=1)
     dim_list, bit_list = integers("--dims", dims), integers("--bits", bits)
     check_dims(dim_list)
     pair, setup = KVConfig.parse(config), installation()

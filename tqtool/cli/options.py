@@ -23,7 +23,10 @@ def parse_numbers(text: str, option: str) -> tuple[int, ...]:
         raise UsageError(f"{option} {text!r}: need numbers separated by commas", code="usage")
     if any(len(part) > 20 or int(part) >= 2**64 for part in parts):
         raise UsageError(f"{option} {text!r}: need 64-bit unsigned numbers", code="usage")
-    return tuple(dict.fromkeys(map(int, parts)))
+    numbers = tuple(map(int, parts))
+    if len(set(numbers)) < len(numbers):
+        raise UsageError(f"{option} {text!r}: a number stands there twice", code="usage")
+    return numbers
 
 
 def parse_layers(text: str, layers: Sequence[int]) -> tuple[int, ...]:
@@ -34,15 +37,17 @@ def parse_layers(text: str, layers: Sequence[int]) -> tuple[int, ...]:
         if match is None:
             raise UsageError(f"--protect-layers {part!r}: need a number, 3-5, first2 or last2", code="usage")
         end, count, low, high = match.groups()
+        there = f"there are {', '.join(map(str, layers)) or 'none'}"
+        if end and int(count) > len(layers):
+            raise UsageError(f"--protect-layers {part!r}: more than all layers; {there}", code="usage")
         if end == "first":
             chosen = set(layers[: int(count)])
         elif end == "last":
-            chosen = set(layers[len(layers) - min(int(count), len(layers)) :])
+            chosen = set(layers[len(layers) - int(count) :])
         else:
             chosen = {layer for layer in layers if int(low) <= layer <= int(high or low)}
         if not chosen:
-            text = ", ".join(map(str, layers))
-            raise UsageError(f"--protect-layers {part!r}: no such layer; there are {text}", code="usage")
+            raise UsageError(f"--protect-layers {part!r}: no such layer; {there}", code="usage")
         found |= chosen
     return tuple(sorted(found))
 

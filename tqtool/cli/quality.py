@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tqtool.validation.gates import Limit
 
 CONFIGS = "K4/V4,K4/V3,K4/V2,K3/V3,K3/V2,K2/V2"
+MAX_REGRESS = 0.05
 RECOMMEND_WIDTHS = (2, 3, 4, 5, 6, 8)
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
@@ -112,8 +113,9 @@ def validate(
         str | None, typer.Option(metavar="REPORT.json", help="Gate: no worse than an earlier report.")
     ] = None,
     max_regress: Annotated[
-        float, typer.Option(min=0.0, help="How much worse than --baseline is allowed; 0.05 is 5 %.")
-    ] = 0.05,
+        float | None,
+        typer.Option(min=0.0, help="How much worse than --baseline is allowed; 0.05 is 5 %.", show_default="0.05"),
+    ] = None,
     chosen: FormatOption = "auto",
     as_json: JsonOption = False,
     json_out: JsonOut = None,
@@ -126,10 +128,11 @@ def validate(
     """Measure what K/V configurations do to attention, on a dump of real queries, keys and values.
 
     Without a dump: the sample that ships with tqtool, and the two synthetic sets of the specification. Exits 1 when a
-    gate fails, or when a configuration quantized nothing.
+    gate fails, when a configuration quantized nothing, or when no bits meet --budget or --target-kl.
     """
     limit_blas_threads()
     from tqtool.baselines import BASELINES
+    from tqtool.rendering.figures import recommendation_goal
     from tqtool.report.params import Params
     from tqtool.validation import validate as run
 
@@ -137,6 +140,8 @@ def validate(
     check_outputs(outputs, [*(dump or ()), *(path for path in (k, v, q, baseline) if path)], force=force)
     format_of(chosen, as_json=as_json)
     name, limits = asked_limits(gate, gate_config, minimum or (), maximum or ())
+    if max_regress is not None and baseline is None:
+        raise UsageError("--max-regress has no meaning without --baseline", code="usage")
     rules = parse_rules(scale_rule)
     data = datasets(dump or [], k, v, q, layout=layout, dtype=dtype, synthetic=synthetic, causal=causal)
     if (limits or baseline) and any(one.proxies for one in data):
@@ -183,7 +188,7 @@ def validate(
     with output.progress("measuring heads", units) as advance:
         report = run(data, params, threads=threads, advance=advance, command=reproduce(sys.argv[1:]))
     report = replace(
-        finish(report, name, limits, baseline, max_regress),
+        finish(report, name, limits, baseline, MAX_REGRESS if max_regress is None else max_regress),
         run={
             "started": begun.isoformat(timespec="seconds"),
             "seconds": f"{(datetime.now(UTC) - begun).total_seconds():.2f}",
@@ -192,7 +197,10 @@ def validate(
     )
     write_outputs(report, outputs, force=force)
     print_report(report, chosen, as_json=as_json)
-    if not report.gate.passed:
+    missed = [rec for rec in report.recommendations if not rec.feasible]
+    for rec in missed:
+        output.warn(f"{rec.source}: no bits meet {recommendation_goal(rec)}")
+    if missed or not report.gate.passed:
         raise typer.Exit(1)
 
 

@@ -143,12 +143,14 @@ def _foreign_tables(source: str, dim: int | None, bits: int | None) -> list[Fore
     return chosen
 
 
-def integers(option: str, text: str) -> list[int]:
-    """Return the numbers of a comma list; each may stand there once."""
+def integers(option: str, text: str, *, least: int = 0) -> list[int]:
+    """Return the numbers of a comma list, none below `least`; each may stand there once."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
         raise UsageError(f"{option} {text!r}: not a comma list of whole numbers", code="usage")
     numbers = [int(part) for part in parts]
+    if min(numbers) < least:
+        raise UsageError(f"{option} {text!r}: {min(numbers)} is below {least}", code="usage")
     if len(set(numbers)) < len(numbers):
         raise UsageError(f"{option} {text!r}: a number stands there twice", code="usage")
     return numbers

@@ -22,7 +22,7 @@ from tqtool.dumps.datafiles import folder_files, listed, open_arrays
 from tqtool.dumps.layouts import by_layer, check_layout, infer_layout
 from tqtool.errors import InputError, UsageError
 from tqtool.files import COPY_BLOCK, STREAM, FilePath
-from tqtool.inputs import open_input
+from tqtool.inputs import Input, open_input
 from tqtool.naming import Kind, Manifest, find_manifest, meaning
 
 
@@ -48,16 +48,6 @@ class DumpLayer:
 def _whole(source: ArraySource) -> NDArray[np.float32]:
     values = source.read().astype(np.float32)
     return values.reshape(-1, *values.shape[-2:])
-
-
-@dataclass(frozen=True, slots=True)
-class DumpInput:
-    """One array that a dump was made of."""
-
-    path: str
-    sha256: str  # of the file
-    shape: tuple[int, ...]
-    dtype: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,13 +82,13 @@ class Dump:
         """The factor of the scores, if the manifest tells it."""
         return self.manifest.scaling
 
-    def inputs(self) -> tuple[DumpInput, ...]:
+    def inputs(self) -> tuple[Input, ...]:
         """Return every array with the SHA-256 of its file, which is read for it."""
         hashes = {source.path: "" for source in self.sources}
         for path in hashes:
             with open_input(path) as file:
                 hashes[path] = _digest(file)
-        return tuple(DumpInput(s.path, hashes[s.path], s.shape, s.dtype) for s in self.sources)
+        return tuple(Input(s.path, hashes[s.path], s.shape, s.dtype) for s in self.sources)
 
 
 def _digest(file: BinaryIO) -> str:
@@ -250,7 +240,8 @@ def _assemble(name: str, entries: list[_Entry], manifest: Manifest, notes: list[
             kinds[entry.kind] = layer
     layers = tuple(_layer(name, number, kinds) for number, kinds in sorted(by_number.items()))
     kinds_found = [_PLURAL[kind] for kind in _PLURAL if any(entry.kind == kind for entry in entries)]
-    notes.insert(0, f"{', '.join(kinds_found)} of {len(layers)} layers, axes {', '.join(layouts)}")
+    count = f"{len(layers)} layer{'s' * (len(layers) != 1)}"
+    notes.insert(0, f"{', '.join(kinds_found)} of {count}, axes {', '.join(layouts)}")
     if manifest.path:
         notes.insert(1, f"{manifest.path}: read")
     tails = {entry.tail for entry in entries if entry.kind == "q"}
@@ -271,12 +262,16 @@ def _layer(name: str, number: int, kinds: dict[Kind, ArraySource]) -> DumpLayer:
             )
     k, v, q = kinds["k"], kinds["v"], kinds.get("q")
     where = f"{name}: layer {number}: "
+    for kind, source in kinds.items():
+        if 0 in source.shape:
+            text = f"{where}{kind} is {source.shape}, which holds no values"
+            raise InputError(text, code="shape", hint="was the capture interrupted?", path=name)
     if k.shape != v.shape:
         raise InputError(f"{where}k is {k.shape}, v is {v.shape}", code="shape-mismatch", path=name)
     if q is not None:
         if q.dim != k.dim or len(q.shape) != len(k.shape) or q.shape[:-3] != k.shape[:-3]:
             raise InputError(f"{where}q is {q.shape}, k is {k.shape}", code="shape-mismatch", path=name)
-        if not _heads(k) or _heads(q) % _heads(k):
+        if _heads(q) % _heads(k):
             raise InputError(
                 f"{where}{_heads(q)} query heads cannot share {_heads(k)} key heads",
                 code="gqa",

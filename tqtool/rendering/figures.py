@@ -234,18 +234,21 @@ def headline(report: Report) -> str:
         return "Nothing was measured"
     source = report.sources[0]
     name = f"{source.name}: " if len(report.sources) > 1 else ""  # the others are stress tests and theory
-    engaged = [row for row in rows_of(report, source) if row.kind == "turboquant" and row.status != "error"]
+    rows = rows_of(report, source)
+    engaged = [row for row in rows if row.kind == "turboquant" and row.status != "error"]
+    beside = any(row.kind == "baseline" for row in rows)  # whose levels are not counted
     if not engaged:
-        return f"{name}Nothing was quantized"
+        return f"{name}{'No TurboQuant row' if beside else 'Nothing'} was quantized"
     if source.query_source == "proxy":
         return f"{name}UNVERIFIED: there are no queries, keys stood in for them"
     best = min(engaged, key=lambda row: (LEVELS.index(row.level), row.bits_per_value))
     if best.level == "none":
-        return f"{name}No configuration reaches the lenient level"
+        return f"{name}No {'TurboQuant row' if beside else 'configuration'} reaches the lenient level"
     cheapest = f"cheapest there is {best.config} at {best.bits_per_value:.2f} bits per value"
     if source.kind == "synthetic":
         return f"{name}Implementation healthy on synthetic data at level {best.level}; {cheapest}"
-    return f"{name}Best level reached is {best.level} attention fidelity; {cheapest}"
+    by = " by the TurboQuant rows" if beside else ""
+    return f"{name}Best level reached{by} is {best.level} attention fidelity; {cheapest}"
 
 
 def shortfall(row: Row) -> str:

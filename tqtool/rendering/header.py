@@ -80,7 +80,7 @@ def codebook_header(dims: Sequence[int], bits: Sequence[int], law: Law = "beta")
             raise UsageError(
                 f"{width} bits do not fit the C header, whose struct holds {MAX_LEVELS} levels",
                 code="usage",
-                hint="use --format json or npz for 5 to 8 bits",
+                hint="gen-codebooks --format json or npz writes 5 to 8 bits",
             )
     books = [lloyd_max(dim, width, law) for dim in dims for width in bits]
     unit = Domain("unit", tuple(_row(book, *book.unit_tables) for book in books))

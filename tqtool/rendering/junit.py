@@ -27,7 +27,8 @@ def report_junit(report: Report) -> str:
 
 def _suite(report: Report, source: Source) -> ElementTree.Element:
     suite = ElementTree.Element("testsuite", name=_text(source.name))
-    rows = [row for row in report.rows if row.source == source.name and row.kind != "control"]
+    rows = [row for row in report.rows if row.source == source.name]
+    rows = [row for row in rows if row.kind != "control" or row.status == "error"]
     properties = ElementTree.SubElement(suite, "properties")
     for row in rows:
         checks = [check for check in report.gate.checks if (check.source, check.config) == (row.source, row.config)]

@@ -25,10 +25,15 @@ def shape_text(layers: Sequence[AttentionLayer]) -> str:
     """Return the layers in words; equal ones are counted together."""
     kinds = dict.fromkeys(layers)
     return " + ".join(
-        f"{layers.count(kind)} layers x {kind.kv_heads} KV heads x {kind.head_dim}"
+        f"{plural(layers.count(kind), 'layer')} x {plural(kind.kv_heads, 'KV head')} x {kind.head_dim}"
         + (f" (window {kind.window})" if kind.window else "")
         for kind in kinds
     )
+
+
+def plural(count: int, noun: str) -> str:
+    """Return "1 layer", "2 layers"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def size_text(
@@ -57,7 +62,7 @@ def size_text(
         ]
         for config, size in sizes.items()
     ]
-    title = f"{shape_text(layers)} x {tokens} tokens, metadata {meta}"
+    title = f"{shape_text(layers)} x {plural(tokens, 'token')}, metadata {meta}"
     return table_text(columns, rows, terminal=terminal, title=title)
 
 

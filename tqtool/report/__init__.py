@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from tqtool.inputs import Input
 from tqtool.report.params import Params
 
 SCHEMA = "tqtool.validate/1"  # keys are only ever added within one number
@@ -245,16 +246,6 @@ class Recommendation:
     feasible: bool
     layers: tuple[LayerChoice, ...]
     reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """One file that was read."""
-
-    path: str  # as the user named it
-    sha256: str
-    shape: tuple[int, ...]
-    dtype: str
 
 
 @dataclass(frozen=True, slots=True)

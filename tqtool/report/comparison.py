@@ -31,7 +31,7 @@ class Difference:
     difference: float  # b - a; mean over the heads of both where the data are the same
     ci_low: float  # NaN where the data differ or there are fewer than 8 heads
     ci_high: float
-    change: Change  # "unclear": the interval holds 0, or there is none and the means differ
+    change: Change  # "unclear": the interval holds 0, or there is none and the means differ or are missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +160,10 @@ def _difference(
     b = row_b.metrics[metric].mean if metric in row_b.metrics else nan
     keys = sorted(heads_a.keys() & heads_b.keys())
     deltas = np.array([heads_b[key] - heads_a[key] for key in keys])
-    difference = float(deltas.mean()) if same and len(keys) else b - a
+    known = not math.isnan(b - a)  # heads alone cannot stand in for a mean that one report does not have
+    difference = float(deltas.mean()) if known and same and len(keys) else b - a
     low = high = nan
-    if same and len(keys) >= MIN_CLUSTERS:
+    if known and same and len(keys) >= MIN_CLUSTERS:
         where = clusters([layer for layer, _ in keys], [head for _, head in keys], draws=1000)
         low, high = (float(x) for x in np.percentile(where.draws @ deltas / len(keys), CONFIDENCE))
     return Difference(metric, a, b, difference, low, high, _change(metric, difference, low, high))

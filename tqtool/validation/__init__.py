@@ -18,7 +18,8 @@ import numpy as np
 from tqtool import __version__
 from tqtool.codec import engine
 from tqtool.errors import BugError, InputError, UsageError
-from tqtool.report import Input, LayerValues, Notice, Recommendation, Report, Row, Source
+from tqtool.inputs import Input
+from tqtool.report import LayerValues, Notice, Recommendation, Report, Row, Source
 from tqtool.report.aggregate import clusters
 from tqtool.report.json import rounded
 from tqtool.report.params import Params

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod, sqrt
 from pathlib import PurePath
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from tqtool import codec, health
 from tqtool.dumps import Dump
 from tqtool.dumps.arrays import ArraySource
 from tqtool.errors import InputError
-from tqtool.report import Input
+from tqtool.inputs import Input
 from tqtool.synthetic import SyntheticSet
 
 Array = NDArray[np.float32]
@@ -165,8 +165,9 @@ def head_of(data: Dataset, index: int, head: int, max_queries: int | None = None
 def _not_finite(data: Dataset, index: int, head: int, name: str, x: Array) -> InputError:
     found = data.blame(index, name) if data.blame else codec.refusal(x)
     place = "" if data.blame else f"{data.name}: {name} of layer {data.layers[index]}, head {head}: "
-    hint = "a query, key or value that is not finite has no attention; repair the capture"
-    return InputError(f"{place}{found}", code="non-finite", hint=hint, path=found.path)
+    repair = "a query, key or value that is not finite has no attention; repair the capture"
+    hint = repair if found.code == "non-finite" else found.hint
+    return InputError(f"{place}{found}", code=found.code, hint=hint, path=found.path)
 
 
 def evenly(count: int, limit: int | None) -> NDArray[np.intp]:
@@ -176,7 +177,8 @@ def evenly(count: int, limit: int | None) -> NDArray[np.intp]:
     return count - 1 - (np.arange(limit) * count // limit)[::-1]
 
 
-def _float32(x: NDArray[np.floating]) -> Array:
+@health.quiet
+def _float32(x: NDArray[Any]) -> Array:
     return np.ascontiguousarray(x, np.float32)
 
 
@@ -235,4 +237,4 @@ def _some_heads(source: ArraySource, start: int, count: int) -> Array:
     outer = np.unravel_index(start, lead) if lead else ()
     box = [range(int(i), int(i) + 1) for i in outer[:-1]]
     box += [range(int(i), int(i) + count) for i in outer[-1:]]
-    return _float32(source.box((*box, *tail)).astype(np.float32)).reshape(count, *source.shape[-2:])
+    return _float32(source.box((*box, *tail))).reshape(count, *source.shape[-2:])

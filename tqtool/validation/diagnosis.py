@@ -20,6 +20,7 @@ SHARP = 32  # keys effectively read
 OUTLIER_SHARE = 0.3  # of the keys' energy in 2.5 % of the channels; 0.03 where channels are alike
 SINK_SHARE = 0.25  # of the attention on the first token
 BOUNDARY = 2  # layers at each end; vLLM skips so many by default
+STAND_IN = " (UNVERIFIED: keys stood in for the queries)"
 BOUNDARY_LAYERS = 6  # fewer layers have no middle
 
 
@@ -32,7 +33,11 @@ def diagnose(report: Report) -> tuple[tuple[Finding, ...], str]:
         rows = sorted((row for row in rows if row.status != "error"), key=lambda row: -row.bits_per_value)
         for rule in RULES:
             name = rule.__name__.strip("_")
-            found += [Finding(name, text, source.name, row.config) for row, text in rule(source, rows, report)]
+            rests = STAND_IN if source.query_source == "proxy" and rule not in WITHOUT_QUERIES else ""
+            found += [
+                Finding(name, f"{text.removesuffix('.')}{rests}.", source.name, row.config)
+                for row, text in rule(source, rows, report)
+            ]
     return tuple(found[:MOST]), next_command(report, found)
 
 
@@ -166,6 +171,9 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+WITHOUT_QUERIES: tuple[Rule, ...] = (_rotation_not_spreading,)  # judged by what is stored alone
+
+
 def damage(row: Row) -> tuple[float, float]:
     """Return what orders rows as perplexity does: attention KL first, value read-out error second."""
     return row.metrics["kl"].mean, row.metrics["v_readout_err"].mean
@@ -181,6 +189,8 @@ def next_command(report: Report, found: Sequence[Finding]) -> str:
         return f"{report.command} --q QUERIES.npy"
     if source.name == "sample":
         return "tqtool validate FOLDER   # with layer07_k.npy, layer07_v.npy, layer07_q.npy, one of each a layer"
+    if all(row.kind == "control" for row in report.rows):
+        return without_config(report.command)
     if any(one.rule == "key_offset" and one.source == source.name for one in found):
         return f"{report.command} --center-keys"
     if any(one.rule == "boundary_layers" and one.source == source.name for one in found):

@@ -115,6 +115,9 @@ def load_limits(path: Path) -> tuple[Level, tuple[Limit, ...]]:
         if not isinstance(table, dict) or not all(_is_number(value) for value in table.values()):
             raise InputError(f"{path}: {key} must be a table of numbers", code="gate-config", path=str(path))
         limits += [Limit(_known(metric), relation, float(value)) for metric, value in table.items()]
+    if not plain and level == "none" and not limits:
+        hint = 'write level = "balanced", or conditions under [min] and [max]'
+        raise InputError(f"{path}: holds no limits", code="gate-config", hint=hint, path=str(path))
     if plain or level not in (*LEVELS, "none"):
         unknown = next(iter(plain)) if plain else f"level {level!r}"
         hint = "a gate file has level, [min] and [max]"
@@ -225,11 +228,14 @@ def verdict(row: Row, source: Source) -> str:
 
 
 def decide(name: str, limits: Sequence[Limit], rows: Sequence[Row], sources: Sequence[Source]) -> Gate:
-    """Return the gate's outcome over every row but the control. Nothing quantized fails any gate, none included."""
+    """Return the gate's outcome over every row but the control. Nothing quantized fails any gate, none included.
+
+    That holds for a single row, and for a run that has no row but the control.
+    """
     by_name = {source.name: source for source in sources}
     gated = [row for row in rows if row.kind != "control"]
     checks = [check for row in gated for check in check_row(row, by_name[row.source], limits)]
-    checks += [not_engaged(row) for row in gated if row.status == "error"]
+    checks += [not_engaged(row) for row in gated or rows if row.status == "error" or not gated]
     return conclude(name, checks)
 
 
@@ -265,8 +271,11 @@ def against_baseline(report: Sequence[Row], earlier: Report, allowed: float) -> 
     for row in shared:
         for metric in REGRESSION:
             name, suffix = split_metric(metric)
+            known = before[row.source, row.config].metrics
+            if name not in known:
+                raise InputError(f"the baseline report has no {name} of {row.config}", code="baseline")
             measured, where = _measured(row.metrics[name], suffix, "<=")
-            limit = _measured(before[row.source, row.config].metrics[name], suffix, "<=")[0] * (1 + allowed)
+            limit = _measured(known[name], suffix, "<=")[0] * (1 + allowed)
             status: Status = "pass" if measured <= limit else "fail"
             checks.append(Check(row.source, row.config, metric, "<=", measured, limit, status, where, "baseline"))
     return checks
