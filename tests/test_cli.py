@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import Run
 
 import tqtool as package
 from tqtool.cli.app import hoist_global_options
+from tqtool.escapes import visible, visible_page
 
 
 def test_version_and_help_answer_on_stdout(tqtool: Run) -> None:
@@ -149,3 +152,67 @@ def test_a_table_without_colour_has_no_escapes() -> None:
     assert "\x1b" not in text
     assert "[bold]2" in text
     assert "\x1b" in table_text([Column("a")], [["1"]], terminal=True, width=40, color=True)
+
+
+def closing(redirections: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = f'exec "$@" {redirections}'
+    words = ["sh", "-c", command, "sh", sys.executable, "-m", "tqtool", *arguments]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", [["size"], ["--version"], ["--help"], []])
+def test_a_closed_stdout_is_an_output_error(arguments: list[str]) -> None:
+    run = closing(">&-", *arguments)
+    assert run.returncode == 4
+    assert run.stderr == "tqtool: error[write]: standard output: Bad file descriptor\n"
+
+
+def test_a_closed_stderr_keeps_nobody_from_the_work(tmp_path: Path) -> None:
+    np.save(tmp_path / "kv.npy", np.zeros((2, 64), np.float32))
+    run = closing("2>&-", "compress", str(tmp_path / "kv.npy"))
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "2 zero vectors" in run.stdout
+    assert (tmp_path / "kv.tq.safetensors").is_file()
+    assert closing("2>&-", "siz").returncode == 2
+    assert closing("<&-", "inspect", "-").stderr.startswith("tqtool: error[empty-file]: stdin: ")
+    for stream in ("/dev/full", "&-"):
+        run = closing(f">{stream}", "compress", str(tmp_path / "kv.npy"), "-o", "-", "-q")
+        assert run.returncode == 4
+        assert run.stderr.splitlines()[-1].startswith("tqtool: error[write]: standard output: ")
+
+
+def test_without_arguments_the_help_is_shown(tqtool: Run) -> None:
+    run = tqtool()
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout == tqtool("--help").stdout
+
+
+def test_a_real_ctrl_c_says_so_in_one_line() -> None:
+    command = [sys.executable, "-m", "tqtool", "inspect", "-"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(bytes(1 << 20))  # more than a pipe holds: when it is written, the program reads
+        process.stdin.flush()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    assert process.returncode == 130
+    assert errors == b"tqtool: error[interrupted]: interrupted; nothing partial was left behind\n"
+
+
+def test_names_that_are_no_text_or_that_stdout_cannot_spell(tmp_path: Path, tqtool: Run) -> None:
+    for name, shown in ((os.fsdecode(b"bad\xff"), r"bad\udcff"), ("\u00fcn\u00ef", r"\xfcn\xef")):
+        with open(tmp_path / f"{name}.npy", "wb") as file:  # noqa: PTH123
+            np.save(file, np.ones((2, 64), np.float32))
+        run = tqtool("compress", f"{name}.npy", env=os.environ | {"PYTHONIOENCODING": "ascii"})
+        assert run.returncode == 0, run.stderr
+        assert run.stdout.startswith(f"{shown}.npy -> {shown}.tq.safetensors: ")
+
+
+def test_what_acts_on_a_terminal_is_spelled_out() -> None:
+    assert (
+        visible("a\x1b[0m\r\n\t\x9b\u202e\udcff \u00fc\u4e2d")
+        == r"a\u001b[0m\r\n\t\u009b\u202e\udcff" + " \u00fc\u4e2d"
+    )
+    assert visible_page("a\t\x1b[31mb\x1b[2J\n", color=True) == "a\t\x1b[31mb\\u001b[2J\n"
+    assert visible_page("a\t\x1b[31mb\n", color=False) == "a\t\\u001b[31mb\n"
+    assert json.loads(visible(json.dumps("\x7f\x9f", ensure_ascii=False))) == "\x7f\x9f"

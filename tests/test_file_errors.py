@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -79,7 +80,7 @@ def beyond_float32(folder: Path) -> None:
 
 
 def integers(folder: Path) -> None:
-    np.savez(folder / "kv.npz", steps=np.arange(4), ids=np.zeros((2, 2), np.int16))
+    np.savez(folder / "kv.npz", steps=np.arange(4), ids=np.zeros((2, 2), np.uint16))
 
 
 def torch_zip(folder: Path) -> None:
@@ -188,7 +189,26 @@ INPUTS: dict[str, tuple[Make, list[str], str, int, str, str | None]] = {
     "no-name": (integers, ["compress", "kv.npz", "--name", "k"], "no-tensors", 3, "no array 'k'; found steps, ids", None),
     "pickle": (torch_zip, ["compress", "cache.pt"], "pickle", 3, "cache.pt: PyTorch pickle; not loaded",
                "safetensors.torch.save_file"),
-    "pickle-2": (content(b"\x80\x02}q\x00.", "cache.pkl"), ["compress", "cache.pkl"], "pickle", 3, "not loaded", "torch.load"),
+    "pickle-2": (content(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "cache.pkl"), ["compress", "cache.pkl"], "pickle", 3, "PyTorch pickle; not loaded", "torch.load"),
+    "pickle-3": (content(b"\x80\x04}\x94.", "cache"), ["compress", "cache"], "pickle", 3, "Python pickle; not loaded",
+                 "save its arrays where it was made: np.savez"),
+    "empty-zip": (lambda folder: np.savez(folder / "kv.npz"), ["compress", "kv.npz"], "no-tensors", 3, "found nothing", None),
+    "no-bits-npz": (lambda folder: np.savez(folder / "kv.npz", i=np.arange(4)), ["compress", "kv.npz"], "no-tensors", 3,
+                    "no float arrays; found i (i64)", None),
+    "fp8": (lambda folder: save_file({"k": np.ones((4, 16), ml_dtypes.float8_e4m3fn)}, folder / "kv.safetensors"),
+            ["compress", "kv.safetensors"], "dtype-unsupported", 3, "k: 8-bit float payloads", "float16"),
+    "no-length": (npy(np.ones((2, 64, 0))), ["inspect", "--health", "kv.npy"], "dim", 3, "kv.npy: vectors of length 0", None),
+    "no-length-2": (npy(np.ones((2, 64, 0))), ["compress", "kv.npy"], "dim", 3, "kv.npy: vectors of length 0", None),
+    "dangling": (lambda folder: (folder / "kv.npy").symlink_to("gone.npy"), ["compress", "kv.npy"], "not-found", 3,
+                 "kv.npy: is a link to gone.npy, which does not exist", None),
+    "device": (nothing, ["compress", "/dev/zero"], "unreadable", 3, "/dev/zero: is a device", "pipe it in"),
+    "device-2": (nothing, ["check-codebooks", "/dev/zero"], "unreadable", 3, "/dev/zero: is a device", "pipe it in"),
+    "unfinished": (with_header("'<f4'", "(3, 16"), ["inspect", "kv.npy"], "not-npy", 3,
+                   "kv.npy: damaged NumPy header: no dtype, order and shape in \"{'descr': '<f4'", "save"),
+    "long-number": (content(b"\x90\x13\0\0\0\0\0\0" + b'{"k":' + b"9" * 5002 + b"}", "kv.safetensors"),
+                    ["inspect", "kv.safetensors"], "header", 5, "damaged header: a number of thousands of digits", "copy"),
+    "limit": (npy(FLOATS), ["compress", "kv.npy", "--min-cosine", "nan"], "usage", 2, "--min-cosine", None),
+    "limit-2": (npy(FLOATS), ["compress", "kv.npy", "--min-cosine", "2"], "usage", 2, "--min-cosine", None),
     "zip": (bad_zip, ["compress", "kv.npz"], "npz-damaged", 3, "kv.npz: damaged zip archive", "copy"),
     "plain": (npy(FLOATS), ["decompress", "kv.npy"], "not-container", 3, "kv.npy: already a plain array", "did you mean compress?"),
     "plain-tensors": (compressed, ["decompress", "kv.safetensors"], "not-container", 3, "already plain", "compress?"),
@@ -272,3 +292,56 @@ def test_refusal(name: str, tmp_path: Path, tqtool: Run) -> None:
         assert hint in run.stderr
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert after == before, "inputs are untouched and nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "meant"), [("c1", "zz", False), ("a", "b", False), ("kv1.npy", "kv.npy", True)]
+)
+def test_only_names_that_are_alike_are_suggested(
+    tmp_path: Path, there: str, asked: str, meant: bool, tqtool: Run
+) -> None:
+    np.save(tmp_path / "x.npy", np.ones((2, 16)))
+    (tmp_path / "x.npy").rename(tmp_path / there)
+    assert ("did you mean" in tqtool("inspect", asked).stderr) == meant
+
+
+def test_a_file_that_looks_like_an_option_is_named(tmp_path: Path, tqtool: Run) -> None:
+    np.save(tmp_path / "-dash.npy", np.ones((2, 16), np.float32))
+    run = tqtool("compress", "-dash.npy")
+    assert (run.returncode, run.stderr.splitlines()[1]) == (2, "  hint: for the file say ./-dash.npy")
+    assert tqtool("compress", "./-dash.npy").returncode == 0
+
+
+def test_a_folders_archives_of_other_names_are_ignored(tmp_path: Path, tqtool: Run) -> None:
+    (tmp_path / "d").mkdir()
+    for side in "kv":
+        np.savez(tmp_path / f"d/layer0_{side}.npz", **{f"layer0_{side}": np.ones((2, 64, 64), np.float32)})
+    (tmp_path / "d/other.safetensors").write_bytes(b"\x10" + bytes(7) + b"{garbage garbage")
+    run = tqtool("compress", "d")
+    assert run.returncode == 0, run.stderr
+    assert "d: ignored other.safetensors" in run.stderr
+
+
+def test_names_do_not_act_on_the_terminal(tmp_path: Path, tqtool: Run) -> None:
+    name, shown = "a\x1b[31m\nb", r"a\u001b[31m\nb"
+    np.save(tmp_path / f"{name}.npy", np.zeros((2, 64), np.float32))
+    np.savez(tmp_path / "kv.npz", **{name: np.ones((2, 64), np.float32)})
+    with zipfile.ZipFile(tmp_path / "kv.npz", "a") as archive:
+        archive.writestr(name, "x")
+    (tmp_path / name).write_bytes(b"hello world")
+    for arguments in (
+        ["inspect", f"{name}.npy"],
+        ["inspect", "kv.npz"],
+        ["compress", f"{name}.npy"],
+        ["inspect", f"{name}.tq.safetensors"],
+        ["decompress", f"{name}.tq.safetensors"],
+        ["compress", f"{name}.npy"],  # exists
+        ["compress", name],
+        ["check-codebooks", name],
+        ["inspect", name + "?"],  # the hint names it
+    ):
+        run = tqtool(*arguments, "--color", "always")
+        printed = re.sub("\x1b\\[(31|33|0)m(?=error|warning|:)", "", run.stdout + run.stderr)  # our own
+        assert shown in printed, arguments
+        assert "\x1b" not in printed, arguments
+        assert "\nb" not in printed, arguments

@@ -72,6 +72,22 @@ def test_a_scan_finds_the_first_of_each_fault_whatever_the_order(tmp_path: Path,
             assert found.first_too_long == (3, 3)
 
 
+@pytest.mark.parametrize("factor", [1e60, 1e200, 1e-30])
+def test_float64_is_measured_as_it_is(tmp_path: Path, iid: NDArray[np.float32], factor: float) -> None:
+    np.save(tmp_path / "x.npy", iid)
+    np.save(tmp_path / "y.npy", iid.astype(np.float64) * factor)
+    plain, scaled = (scan(open_arrays(tmp_path / name)[0]) for name in ("x.npy", "y.npy"))
+    assert scaled.zero_vectors == 0
+    assert scaled.norm_min == pytest.approx(plain.norm_min * factor)
+    assert scaled.norm_max == pytest.approx(plain.norm_max * factor)
+    assert scaled.kurtosis == pytest.approx(plain.kurtosis, rel=1e-5)
+    assert scaled.offset_share == pytest.approx(plain.offset_share)
+    assert scaled.looks_iid
+    found = examine(sample(open_arrays(tmp_path / "y.npy")[0])).findings()
+    assert "zero" not in found
+    assert ("norm" in found) == (factor > 1)
+
+
 def test_a_sample_takes_whole_heads_and_all_of_little(tmp_path: Path) -> None:
     x = np.arange(20 * 3000 * 16, dtype=np.float32).reshape(20, 3000, 16)
     np.save(tmp_path / "x.npy", x)

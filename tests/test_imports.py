@@ -14,7 +14,7 @@ import tqtool
 PACKAGE = Path(tqtool.__file__).parent
 # Each module may import those on earlier lines, and those on its own line.
 LAYERS = [
-    {"errors"},
+    {"errors", "escapes"},
     {"sizes", "units", "naming"},
     {"rotation", "packing", "codebook", "model_config"},
     {"theory"},

@@ -46,7 +46,7 @@ def test_a_figure_never_rounds_an_error_away(value: float, metric: str, text: st
 def test_small_texts() -> None:
     assert (signed(0.0027), signed(-0.5), signed(0.0), signed(math.nan)) == ("+0.0027", "-0.5000", "0", "–")
     assert ranges([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7–8"
-    assert clean("a\x1b[31mb\nc\t\u202ed") == "a�[31mb c �d"
+    assert clean("a\x1b[31mb\nc\t\u202ed") == r"a\u001b[31mb c \u202ed"
 
 
 @pytest.mark.parametrize("name", RENDERINGS)

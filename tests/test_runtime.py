@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import subprocess
 import sys
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -185,3 +188,27 @@ def test_the_package_works_without_the_compiled_runtime() -> None:
         "codec.decode(codec.encode(np.ones((2, 64), np.float32), codec.CodecSpec(64)))"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_runtime_compiled_for_another_version_is_left_alone() -> None:
+    program = (
+        "import sys, types\n"
+        "old = types.ModuleType('tqtool.runtime._turboquant')\n"
+        "old.ffi, old.lib = object(), types.SimpleNamespace(FA_TQ_API=0)\n"
+        "sys.modules[old.__name__] = old\n"
+        "sys.argv = ['tqtool', '-v', 'doctor']\n"
+        "from tqtool.cli import main\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "engine: the NumPy reference; the C runtime was compiled for another version: reinstall" in done.stderr
+    assert "the NumPy reference: the C runtime was compiled for another version of tqtool; reinstall it" in done.stdout
+
+
+def test_the_number_of_the_api_rises_with_its_declarations() -> None:
+    header = (Path(runtime.__file__).parent / "turboquant.h").read_text("ascii")
+    declared = header[header.index("/* [cdef:") : header.index("/* [end of cdef] */")]
+    text = re.sub(r"/\*.*?\*/|\s+", "", declared, flags=re.DOTALL)
+    found = runtime.API, runtime.lib.FA_TQ_API, hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert found == (1, 1, "f88433efb0467033"), "raise FA_TQ_API and runtime.API, then put the new values here"

@@ -42,6 +42,7 @@ class Installation:
     packages: dict[str, str]
     extras: dict[str, str | None]
     engine: str
+    stale: bool  # the C runtime was compiled for another version and is left alone
     instructions: str  # of the C runtime; "" where it was not compiled
     compiler: str | None  # at hand now, for `export-c --verify`
     threads: int
@@ -56,6 +57,7 @@ def installation() -> Installation:
         packages={name: metadata.version(name) for name in PACKAGES},
         extras={name: metadata.version(name) if util.find_spec(name) else None for name in EXTRAS},
         engine=engine(),
+        stale=runtime.stale,
         instructions=runtime.instructions(),
         compiler=" ".join(c_compiler()) or None,
         threads=default_threads(),

@@ -66,8 +66,11 @@ def output_file(path: FilePath, *, force: bool = False, size: int = 0) -> Iterat
         with _reporting("the temporary copy of the output", 0):
             yield file
         file.seek(0)
-        copy_bytes(file, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
+        try:
+            copy_bytes(file, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+        except OSError as error:
+            raise OutputError(f"standard output: {error.strerror}", code="write") from error
 
 
 def write_text(path: FilePath, text: str, *, force: bool = False) -> None:

@@ -33,6 +33,7 @@ IID_CHANNEL = 1.3  # largest channel root mean square over the median one
 MIN_IID_VECTORS = 64
 
 Place = tuple[int, ...]
+Values = NDArray[np.float32] | NDArray[np.float64]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -113,7 +114,7 @@ def warnings_of(sources: Sequence[ArraySource]) -> tuple[str, ...]:
 
 
 @quiet
-def sample(source: ArraySource) -> NDArray[np.float32]:
+def sample(source: ArraySource) -> Values:
     """Return vectors of up to 8 heads, (heads, tokens, dim): all if there are few, else windows spread evenly.
 
     The longest leading axis is taken for the tokens.
@@ -132,7 +133,7 @@ def sample(source: ArraySource) -> NDArray[np.float32]:
         for window in _windows(lead[tokens]):
             box = tuple(fixed.get(axis, window) for axis in range(len(lead)))
             values = source.box((*box, range(source.dim))).reshape(-1, source.dim)
-            windows.append(values.astype(np.float32))
+            windows.append(values.astype(np.float64 if source.dtype == "f64" else np.float32))
         rows.append(np.concatenate(windows))
     return np.stack(rows)
 
@@ -145,21 +146,21 @@ def _windows(length: int) -> list[range]:
 
 
 @quiet
-def examine(x: NDArray[np.float32], *, vectors: int | None = None) -> Health:
+def examine(x: Values, *, vectors: int | None = None) -> Health:
     """Return the health of x (heads, tokens, dim), one head a group with one mean; not finite values count as 0.
 
     `vectors` is how many there are of which x is a sample.
     """
-    finite = np.isfinite(x)
-    clean = np.where(finite, x, np.float32(0))
-    wide = clean.astype(np.float64)
+    wide = _counted(x)
+    exponent = int(np.frexp(np.abs(wide).max(initial=0))[1])
+    wide = np.ldexp(wide, -exponent)  # exact; squares of float64 would overflow
     squares = np.einsum("htd,htd->ht", wide, wide)
     positive = squares[squares > 0]
     offset = _offset_share(wide, squares)
     channels = np.sqrt(np.mean(wide**2, axis=1)) if wide.size else np.zeros((0, x.shape[-1]))  # (heads, dim)
     typical = np.median(channels, axis=1, keepdims=True) if channels.size else channels
     outliers = np.flatnonzero((channels > OUTLIER * typical).any(axis=0) & (typical > 0).any(axis=0))
-    unit = clean[squares > 0] / np.sqrt(positive)[:, None].astype(np.float32)
+    unit = wide[squares > 0].astype(np.float32) / np.sqrt(positive)[:, None].astype(np.float32)
     kurtosis = _kurtosis(unit)
     rotated = _kurtosis(rotate(unit)) if len(unit) and x.shape[-1] in supported_dims() else kurtosis
     lively = typical[:, 0] > 0
@@ -172,8 +173,8 @@ def examine(x: NDArray[np.float32], *, vectors: int | None = None) -> Health:
         first_nan=None,
         first_inf=None,
         zero_vectors=int((squares == 0).sum()),
-        norm_min=sqrt(positive.min()) if len(positive) else 0.0,
-        norm_max=sqrt(positive.max()) if len(positive) else 0.0,
+        norm_min=float(np.ldexp(sqrt(positive.min()), exponent)) if len(positive) else 0.0,
+        norm_max=float(np.ldexp(sqrt(positive.max(initial=0)), exponent)),
         first_too_long=None,
         offset_share=offset,
         outlier_channels=tuple(int(channel) for channel in outliers),
@@ -181,6 +182,19 @@ def examine(x: NDArray[np.float32], *, vectors: int | None = None) -> Health:
         rotated_kurtosis=rotated,
         looks_iid=_looks_iid(wide, positive, offset, kurtosis, uneven),
     )
+
+
+def _counted(values: NDArray[np.generic]) -> NDArray[np.float64]:
+    """Return the values as float64, those that are not finite or that float32 rounds to 0 as 0."""
+    return np.where(np.isfinite(values) & (values.astype(np.float32) != 0), values, 0).astype(np.float64)
+
+
+def _norms(wide: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the lengths of vectors along the last axis; one beyond float64 is infinite."""
+    exponents = np.frexp(np.abs(wide).max(axis=-1))[1]
+    scaled = np.ldexp(wide, -exponents[..., None])
+    lengths: NDArray[np.float64] = np.ldexp(np.sqrt(np.einsum("...d,...d->...", scaled, scaled)), exponents)
+    return lengths
 
 
 def _offset_share(wide: NDArray[np.float64], squares: NDArray[np.float64]) -> float:
@@ -225,8 +239,7 @@ def scan(source: ArraySource) -> Health:
     for box in source.boxes():
         values = source.box((*box, range(source.dim)))
         nan, inf = np.isnan(values), np.isinf(values)
-        narrow = np.where(nan | inf, values.dtype.type(0), values).astype(np.float32).astype(np.float64)
-        norms = np.sqrt(np.einsum("...d,...d->...", narrow, narrow))
+        norms = _norms(_counted(values))
         positive = norms[norms > 0]
         norm_min = min(norm_min, float(positive.min(initial=np.inf)))
         norm_max = max(norm_max, float(positive.max(initial=0)))

@@ -41,8 +41,16 @@ def open_input(path: FilePath) -> BinaryIO:
         if Path(path).is_dir():
             hint = f"try {Path(path) / '*.npy'}"
             raise InputError(f"{path}: is a directory", code="is-directory", hint=hint, path=str(path))
+        if stat.S_IFMT(os.stat(path).st_mode) in (stat.S_IFCHR, stat.S_IFBLK):  # noqa: PTH116 (its mode alone)
+            hint = "copy what it holds to a file, or pipe it in as -"
+            raise InputError(
+                f"{path}: is a device, which may have no end", code="unreadable", hint=hint, path=str(path)
+            )
         file = cast(BinaryIO, Path(path).open("rb", buffering=0))  # noqa: SIM115 (the caller closes it)
     except FileNotFoundError:
+        if Path(path).is_symlink():
+            message = f"{path}: is a link to {Path(path).readlink()}, which does not exist"
+            raise InputError(message, code="not-found", path=str(path)) from None
         raise InputError(f"{path}: no such file", code="not-found", hint=_nearest(path), path=str(path)) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -108,10 +116,11 @@ def _empty(name: str) -> InputError:
 
 
 def _nearest(path: FilePath) -> str | None:
-    """Return a hint that names the file somebody may have meant: at most two edits away."""
+    """Return a hint that names the file somebody may have meant: at most two edits away, and less than half of it."""
     target = Path(path)
     with contextlib.suppress(OSError):
-        names = [near.name for near in target.parent.iterdir() if _edits(near.name, target.name) <= 2]
+        most = min(2, (len(target.name) - 1) // 2)
+        names = [near.name for near in target.parent.iterdir() if _edits(near.name, target.name) <= most]
         best = difflib.get_close_matches(target.name, names, n=1, cutoff=0.0)
         return f"did you mean {target.parent / best[0]}?" if best else None
     return None

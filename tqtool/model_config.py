@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tqtool.errors import InputError
+from tqtool.escapes import parser_reason
 from tqtool.sizes import AttentionLayer
 
 WITH_CACHE = {"full_attention", "attention", "global", "global_attention"}
@@ -67,7 +68,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", code="unreadable", path=str(path)) from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON ({error})", code="model-config", path=str(path)) from None
+        raise InputError(f"{path}: not JSON ({parser_reason(error)})", code="model-config", path=str(path)) from None
     if not isinstance(config, dict) or not isinstance(config.get("text_config", {}), dict):
         raise InputError(f"{path}: a model's config.json is an object", code="model-config", path=str(path))
     return config

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tqtool.errors import InputError
+from tqtool.escapes import parser_reason
 
 Kind = Literal["k", "v", "q"]
 KIND_WORDS: dict[Kind, frozenset[str]] = {
@@ -90,7 +91,9 @@ def _read_manifest(path: Path, shown: str) -> Manifest:
             raise ValueError("longer than 1 MiB")
         found: Any = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{shown}: not readable as JSON: {error}", code="manifest", path=shown) from error
+        raise InputError(
+            f"{shown}: not readable as JSON: {parser_reason(error)}", code="manifest", path=shown
+        ) from error
     if not isinstance(found, dict):
         raise InputError(f"{shown}: is not a JSON object", code="manifest", path=shown)
     counts: dict[str, int | None] = {}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import json
 import signal
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +22,6 @@ app = typer.Typer(
     help="Codebooks, codec and validation for TurboQuant KV-cache compression.",
     epilog="Global options may stand before or after the command. Try: tqtool validate",
     context_settings={"help_option_names": ["-h", "--help"]},
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -30,6 +29,7 @@ app = typer.Typer(
 
 GLOBAL_FLAGS = {"-q", "--quiet", "-v", "-vv", "--verbose", "--no-progress"}
 GLOBAL_VALUES = {"--threads", "--color"}
+INTERRUPTED = 130
 
 
 def _version(wanted: bool) -> None:
@@ -44,7 +44,7 @@ def _global_options(
         int | None,
         typer.Option(min=1, metavar="N", help="Threads; all cores unless given.", show_default=False),
     ] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No notes on stderr.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No notes on stderr; warnings and errors stay.")] = False,
     verbose: Annotated[
         int,
         typer.Option("-v", "--verbose", count=True, help="More notes; twice: traceback on error.", show_default=False),
@@ -57,9 +57,11 @@ def _global_options(
 ) -> None:
     output.configure(Settings(threads, quiet, verbose, color, not no_progress))
     if verbose:
+        from tqtool import runtime
         from tqtool.codec import engine
 
-        output.note(f"engine: the {'C runtime' if engine() == 'runtime' else 'NumPy reference'}", level=1)
+        stale = "; the C runtime was compiled for another version: reinstall tqtool" if runtime.stale else ""
+        output.note(f"engine: the {'C runtime' if engine() == 'runtime' else 'NumPy reference'}{stale}", level=1)
 
 
 def _register_commands() -> None:
@@ -92,12 +94,12 @@ def main() -> None:
     """Run the program: the one place where errors become lines and exit statuses."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe ends us with 141
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a file's name may hold any bytes
-    arguments = sys.argv[1:]
+    output.prepare_streams()
+    arguments = sys.argv[1:] or ["--help"]
     try:
         result = app(hoist_global_options(arguments), standalone_mode=False)
+        if result == INTERRUPTED:  # Typer has made a status of it
+            raise KeyboardInterrupt
         status = result if isinstance(result, int) else 0
     except TqError as error:
         if output.settings().verbose > 1:
@@ -105,20 +107,26 @@ def main() -> None:
         status = _fail(error.code, error.status, str(error), error.hint, error.path)
     except typer.TyperException as error:
         message = " ".join(error.format_message().split())
-        status = _fail("usage", 2, message, "tqtool --help lists the commands and their options")
+        status = _fail("usage", 2, message, _usage_hint(arguments))
     except (KeyboardInterrupt, typer.Abort):
-        status = 130
+        status = INTERRUPTED
         output.print_error("interrupted", "interrupted; nothing partial was left behind", None)
     except MemoryError:
         status = _fail("memory", 6, "not enough memory for this job", "use fewer --threads or a smaller input")
     except Exception as error:
         if output.settings().verbose > 1:
             raise
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # Typer's help onto a full disk
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EBADF):  # Typer's help
             status = _fail("write", 4, f"standard output: {error.strerror}", None)
         else:
             status = _fail("bug", 70, f"{error!r}; please report it with the output of -vv", None)
     raise SystemExit(status)
+
+
+def _usage_hint(arguments: list[str]) -> str:
+    """Return where the options are listed, or how to say the name of a file that looks like an option."""
+    named = [argument for argument in arguments if argument.startswith("-") and Path(argument).is_file()]
+    return f"for the file say ./{named[0]}" if named else "tqtool --help lists the commands and their options"
 
 
 def _fail(code: str, status: int, message: str, hint: str | None, path: str | None = None) -> int:

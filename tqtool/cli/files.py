@@ -10,6 +10,7 @@ import typer
 from tqtool.cli import output
 from tqtool.cli.jobs import expanded, jobs_of
 from tqtool.errors import UsageError
+from tqtool.escapes import visible
 from tqtool.files import STREAM
 from tqtool.naming import CONTAINER_SUFFIX
 
@@ -114,6 +115,8 @@ def compress(
     min_cosine: Annotated[
         float | None,
         typer.Option(
+            min=-1,
+            max=1,
             help="Write nothing and exit 1 if a vector's cosine is lower.",
             show_default=False,
         ),
@@ -175,8 +178,10 @@ def compress(
                 advance=advance,
             )
         results.append(result)
-        for line in result.exceeded:
-            output.warn(f"{file.path}: {line}; not written")
+        if result.exceeded:
+            first, *others = result.exceeded
+            more = f" (and {len(others)} more)" if others else ""
+            output.print_error("limit", f"{file.path}: {first}{more}; not written", None)
         if not (as_json or result.exceeded):
             _say(compress_line(result), target)
     if as_json:
@@ -238,7 +243,8 @@ def decompress(
             written = file.seek(0, 2)
         results.append(decompress_json(container.path, target, written, chosen))
         if not as_json:
-            text = f"{container.path} -> {target}: {binary_size(container.nbytes)} -> {binary_size(written)}"
+            paths = f"{visible(container.path)} -> {visible(target)}"
+            text = f"{paths}: {binary_size(container.nbytes)} -> {binary_size(written)}"
             _say(f"{text}, {len(chosen)} tensor{'s' if len(chosen) > 1 else ''}", target)
     if as_json:
         output.answer_json({"schema": "tqtool.decompress/1", "files": results})

@@ -5,6 +5,7 @@ Commands call `answer`, `note`, `warn` and `progress`; nothing else in the packa
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
 from tqtool.errors import OutputError
+from tqtool.escapes import visible, visible_page
 
 Color = Literal["auto", "always", "never"]
 
@@ -43,6 +45,25 @@ def configure(chosen: Settings) -> None:
     _settings = chosen
 
 
+def prepare_streams() -> None:
+    """Make the standard streams usable whatever the caller left of them: closed, or unable to spell a name.
+
+    A closed one becomes the null device under its own number, lest a file of ours take that: of stdin and stderr
+    nothing is missed, and writing to stdout fails as it should.
+    """
+    for number, name, flags in ((0, "stdin", os.O_RDONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, flags)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            file = os.fdopen(number, "wb" if number else "rb", buffering=0, closefd=False)  # keeps nothing back at exit
+            setattr(sys, name, io.TextIOWrapper(file, write_through=True))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a file's name may hold any bytes
+
+
 def _has_color(stream: TextIO) -> bool:
     if _settings.color != "auto":
         return _settings.color == "always"
@@ -65,6 +86,7 @@ def stdout_is_terminal() -> bool:
 
 def answer(text: str) -> None:
     """Print the command's answer, or a part of it, to stdout."""
+    text = visible_page(text, color=stdout_has_color() or stdout_is_terminal())
     try:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         sys.stdout.flush()
@@ -80,23 +102,25 @@ def answer_json(value: Any) -> None:
 def note(text: str, *, level: int = 0) -> None:
     """Print a line to stderr, unless --quiet; level 1 needs -v, level 2 needs -vv."""
     if not _settings.quiet and _settings.verbose >= level:
-        print(f"tqtool: {text}", file=sys.stderr)
+        print(f"tqtool: {visible(text)}", file=sys.stderr)
 
 
 def warn(text: str) -> None:
     """Print a warning to stderr, --quiet or not."""
     label = "\x1b[33mwarning\x1b[0m" if _has_color(sys.stderr) else "warning"
-    print(f"tqtool: {label}: {text}", file=sys.stderr)
+    print(f"tqtool: {label}: {visible(text)}", file=sys.stderr)
 
 
 def print_error(code: str, message: str, hint: str | None) -> None:
     """Print an error in the form of docs/errors.md to stderr."""
     colored = _has_color(sys.stderr)
     label = f"\x1b[31merror[{code}]\x1b[0m" if colored else f"error[{code}]"
-    print(f"tqtool: {label}: {message}", file=sys.stderr)
+    print(f"tqtool: {label}: {visible(message)}", file=sys.stderr)
     if hint:
         print(
-            "\n".join(f"  {'hint: ' if i == 0 else '      '}{line}" for i, line in enumerate(hint.split("\n"))),
+            "\n".join(
+                f"  {'hint: ' if i == 0 else '      '}{visible(line)}" for i, line in enumerate(hint.split("\n"))
+            ),
             file=sys.stderr,
         )
 
@@ -127,14 +151,14 @@ def progress(description: str, total: float | None, *, unit_bytes: bool = False)
 
     counts = (DownloadColumn(), TransferSpeedColumn()) if unit_bytes else (MofNCompleteColumn(),)
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         *counts,
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
     )
-    task = bar.add_task(description, total=total)
+    task = bar.add_task(visible(description), total=total)
     begun = monotonic()
 
     def advance(amount: float) -> None:

@@ -17,6 +17,7 @@ from tqtool.naming import CONTAINER_SUFFIX, MANIFEST, meaning
 
 RESTORED = ".restored"  # in the names of what `decompress` writes
 ARCHIVES = (".npz", ".safetensors")
+TORCH_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save before it wrote zip archives
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,11 +75,15 @@ def float_arrays(file: DataFile, *, dtype: str | None = None) -> tuple[ArraySour
         npy.check_float(file.arrays[0], as_bf16=dtype == "bf16")
     found = tuple(source for source in file.arrays if source.dtype in FLOAT_TYPES)
     if not found:
+        for source in file.arrays:
+            if npy.is_eight_bit(source.dtype):
+                npy.check_float(source)
+        bits = any(source.store.dtype.itemsize == 2 and source.store.dtype.kind in "uV" for source in file.arrays)
         there = listed([f"{source.name} ({source.dtype})" for source in file.arrays])
         raise InputError(
             f"{file.path}: no float arrays; found {there or 'nothing'}",
             code="no-tensors",
-            hint="bfloat16 bits in 2-byte integers need --dtype bf16",
+            hint="bfloat16 bits in 2-byte integers need --dtype bf16" if bits else None,
             path=file.path,
         )
     return found
@@ -86,9 +91,10 @@ def float_arrays(file: DataFile, *, dtype: str | None = None) -> tuple[ArraySour
 
 def _unknown_format(start: bytes, shown: str) -> InputError:
     """Return the error for a file of none of the formats, naming what it seems to be."""
-    pickle = len(start) > 1 and start[0] == 0x80 and start[1] in range(2, 6)
-    if pickle or Path(shown).suffix in (".pt", ".pth", ".pkl", ".pickle"):
-        return npy.pickled(shown)
+    if start.startswith(TORCH_MAGIC) or Path(shown).suffix in (".pt", ".pth"):
+        return npy.pickled(shown, torch=True)
+    if (start[:1] == b"\x80" and start[1] in range(2, 6)) or Path(shown).suffix in (".pkl", ".pickle"):
+        return npy.pickled(shown, torch=False)
     known = {
         b"GGUF": "this is a GGUF model file; dump the cache as docs/recipes.md shows",
         b"\x1f\x8b": "this is gzip; gunzip it first",
@@ -103,15 +109,17 @@ def _unknown_format(start: bytes, shown: str) -> InputError:
 def folder_files(folder: Path) -> tuple[list[Path], list[str]]:
     """Return a folder's dump files by name, and the names of its other files.
 
-    Those are the .npy files whose names tell their kind, else its archives; of an array and its restored copy the
-    array. Raises `InputError` if there are none.
+    Those are the .npy files whose names tell their kind, else the archives whose names tell a kind or layer, else all
+    archives; of an array and its restored copy the array. Raises `InputError` if there are none.
     """
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     arrays = [name for name in names if name.endswith(".npy")]
     arrays = [name for name in arrays if name.replace(RESTORED, "") not in arrays or RESTORED not in name]
     chosen = [name for name in arrays if meaning(Path(name).stem).kind]
     if not chosen:
-        chosen = [name for name in names if name.endswith(ARCHIVES) and not name.endswith(CONTAINER_SUFFIX)]
+        archives = [name for name in names if name.endswith(ARCHIVES) and not name.endswith(CONTAINER_SUFFIX)]
+        said = {name: meaning(Path(name).stem) for name in archives}
+        chosen = [name for name in archives if said[name].kind or said[name].layer is not None] or archives
     if not chosen:
         raise InputError(
             f"{folder}: no dump files; found {listed(names) if names else 'nothing'}",

@@ -24,7 +24,7 @@ def check_layout(layout: str) -> None:
 def vectors_last(source: ArraySource, *, layout: str | None = None, axis: int | None = None) -> ArraySource:
     """Return the array with its vector axis last, the others in their order.
 
-    Raises `InputError` with code `shape` if the array has not the axes it should.
+    Raises `InputError` with code `shape` if the array has not the axes it should, `dim` if the vectors are empty.
     """
     shape = source.shape
     if not MIN_AXES <= len(shape) <= MAX_AXES:
@@ -41,10 +41,11 @@ def vectors_last(source: ArraySource, *, layout: str | None = None, axis: int | 
         if axis is not None and axis % len(shape) != layout.index("d"):
             raise UsageError(f"--axis {axis} and --layout {layout} contradict each other", code="usage")
         axis = layout.index("d")
-    if axis is None:
-        return source
+    axis = -1 if axis is None else axis
     if not -len(shape) <= axis < len(shape):
         raise InputError(f"{source.label}: {len(shape)}-D array has no axis {axis}", code="shape", path=source.path)
+    if shape[axis] == 0:
+        raise InputError(f"{source.label}: vectors of length 0, shape {shape}", code="dim", path=source.path)
     order = [i for i in range(len(shape)) if i != axis % len(shape)]
     return source.transposed((*order, axis % len(shape)))
 

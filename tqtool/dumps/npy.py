@@ -97,7 +97,7 @@ def check_float(source: ArraySource, *, as_bf16: bool = False) -> None:
             hint="add --dtype bf16",
             path=path,
         )
-    if source.dtype == "|V1" or source.dtype.startswith("f8_"):
+    if is_eight_bit(source.dtype):
         raise _eight_bit(label, path)
     if source.dtype.startswith("float"):
         message = f"{label}: dtype {source.dtype} is not supported"
@@ -110,8 +110,16 @@ def check_float(source: ArraySource, *, as_bf16: bool = False) -> None:
     )
 
 
-def pickled(path: str) -> InputError:
+def is_eight_bit(kind: str) -> bool:
+    """Return whether a type's name is that of 8-bit floats, or of the raw bytes that NumPy writes for them."""
+    return kind == "|V1" or kind.startswith("f8_")
+
+
+def pickled(path: str, *, torch: bool) -> InputError:
     """Return the error for a pickle, with the way out of it."""
+    if not torch:
+        hint = "save its arrays where it was made: np.savez(path, k=k, v=v)"
+        return InputError(f"{path}: Python pickle; not loaded", code="pickle", hint=hint, path=path)
     hint = (
         "convert it where it was made:\n"
         "import torch, safetensors.torch\n"
@@ -143,9 +151,13 @@ def _read_header(file: BinaryIO, label: str, path: str) -> tuple[tuple[int, ...]
         file.seek(0)
         if re.search(rb"'descr': *'[<|>=]f1'", file.read(200)):
             raise _eight_bit(label, path) from error
-        reason = " ".join(str(error).split())[:120]
+        file.seek(0)
+        found = ascii(file.read(80)[10:].split(b"\n")[0].decode("latin-1"))
         raise InputError(
-            f"{label}: damaged NumPy header: {reason}", code="not-npy", hint="save the array again", path=path
+            f"{label}: damaged NumPy header: no dtype, order and shape in {found}",
+            code="not-npy",
+            hint="save the array again",
+            path=path,
         ) from error
     return shape, fortran, stored
 

@@ -39,7 +39,7 @@ def read_npz(
         members = archive.infolist()
         names = [member.filename for member in members]
         if any(name.endswith("data.pkl") for name in names):
-            raise npy.pickled(label)
+            raise npy.pickled(label, torch=True)
         if len(set(names)) < len(names):
             raise zipfile.BadZipFile("two members of one name")
         for member in members:

@@ -15,6 +15,7 @@ import numpy as np
 
 from tqtool.dumps.arrays import FLOAT_TYPES, ArraySource, Store
 from tqtool.errors import InputError, IntegrityError
+from tqtool.escapes import parser_reason
 from tqtool.files import file_size
 from tqtool.inputs import Opener
 
@@ -175,7 +176,7 @@ def _parse(text: bytes, label: str) -> tuple[tuple[Tensor, ...], dict[str, str]]
     try:
         entries = load_json(text.decode())
     except (ValueError, RecursionError) as error:
-        raise damaged(label, " ".join(str(error).split())[:120]) from error
+        raise damaged(label, parser_reason(error)) from error
     if not isinstance(entries, dict):
         raise damaged(label, "not a JSON object")
     metadata = entries.pop("__metadata__", {})

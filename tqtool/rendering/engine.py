@@ -19,6 +19,7 @@ DOCTOR_SCHEMA = "tqtool.doctor/1"
 ENGINES = {
     "runtime": "the C runtime ({})",
     "reference": "the NumPy reference: the C runtime was not compiled at installation, or is switched off",
+    "stale": "the NumPy reference: the C runtime was compiled for another version of tqtool; reinstall it",
 }
 
 
@@ -170,4 +171,4 @@ def doctor_json(setup: Installation, checks: Sequence[Check]) -> dict[str, Any]:
 
 
 def _engine(setup: Installation) -> str:
-    return ENGINES[setup.engine].format(setup.instructions)
+    return ENGINES["stale" if setup.stale else setup.engine].format(setup.instructions)

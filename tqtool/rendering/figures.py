@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from tqtool.escapes import visible
 from tqtool.report import METRICS, Recommendation, Report, Row, Source, Summary
 from tqtool.report.json import mapped
 from tqtool.validation.gates import limit_of
@@ -61,8 +62,8 @@ def signed(value: float) -> str:
 
 
 def clean(text: str) -> str:
-    """Return text as one line without control characters: names come from files, and a terminal obeys them."""
-    return "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
+    """Return text as one line with control characters spelled out: names come from files, a terminal obeys them."""
+    return visible(" ".join(text.split()))
 
 
 def interval(low: float, high: float, metric: str = "") -> str:

@@ -10,6 +10,7 @@ from tqtool.container.compression import Result
 from tqtool.container.decompression import Restored
 from tqtool.container.entries import Compressed, Entry
 from tqtool.container.pipeline import Quality
+from tqtool.escapes import visible
 from tqtool.files import binary_size
 
 RATED_BYTES = 16 << 20  # of smaller files the time is that of making the tables
@@ -17,10 +18,9 @@ RATED_BYTES = 16 << 20  # of smaller files the time is that of making the tables
 
 def compress_line(result: Result) -> str:
     """Return the one line about a compressed file; the time at its end is all that differs between two runs."""
-    parts = [
-        f"{result.path} -> {result.output}: {binary_size(result.source_bytes)} -> {binary_size(result.container_bytes)}"
-        f" ({result.source_bytes / result.container_bytes:.2f}x)"
-    ]
+    before, after = result.source_bytes, result.container_bytes
+    names = f"{visible(result.path)} -> {visible(result.output)}"
+    parts = [f"{names}: {binary_size(before)} -> {binary_size(after)} ({before / after:.2f}x)"]
     if result.compressed:
         parts.append(f"{result.bits_per_value:.3g} bits/value")
     groups: dict[str, list[tuple[Compressed, Quality]]] = {}

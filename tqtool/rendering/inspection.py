@@ -8,6 +8,7 @@ from typing import Any
 from tqtool.container import Container, Damage
 from tqtool.container.entries import Compressed
 from tqtool.dumps.datafiles import DataFile
+from tqtool.escapes import visible
 from tqtool.files import binary_size
 from tqtool.health import Health
 from tqtool.naming import meaning
@@ -21,8 +22,8 @@ def container_text(container: Container, damage: Sequence[Damage] | None, *, ter
     """Return what is in a compressed file; `damage` is None where it was not looked for."""
     metadata = container.header.metadata
     title = (
-        f"{container.path}: tqtool format {container.version}, {binary_size(container.nbytes)}, "
-        f"written by {metadata.get('tq_producer', 'an unknown tool')} from a .{container.source} file"
+        f"{visible(container.path)}: tqtool format {container.version}, {binary_size(container.nbytes)}, "
+        f"written by {visible(metadata.get('tq_producer', 'an unknown tool'))} from a .{container.source} file"
     )
     titles = ("tensor", "shape", "dtype", "kind", "bits", "law", "scale", "meta", "seed", "bytes", "rel err")
     rows = []
@@ -39,7 +40,7 @@ def container_text(container: Container, damage: Sequence[Damage] | None, *, ter
     columns = [Column(name, "left" if i in (0, 1, 2, 3, 5, 6, 7) else "right") for i, name in enumerate(titles)]
     lines = [title, "", table_text(columns, rows, terminal=terminal)]
     if container.unknown:
-        lines += ["", f"metadata that this version does not know: {', '.join(container.unknown)}"]
+        lines += ["", f"metadata that this version does not know: {', '.join(map(visible, container.unknown))}"]
     if damage is not None:
         lines += ["", *(f"DAMAGED {each}" for each in damage)] if damage else ["", "every checksum matches"]
     return "\n".join(lines)
@@ -87,10 +88,12 @@ def data_text(file: DataFile, health: Mapping[str, Health], *, terminal: bool) -
         [source.name, _shape(source.shape), source.dtype, _reading(source.name), str(source.nbytes)]
         for source in file.arrays
     ]
-    title = f"{file.path}: .{file.format}, {binary_size(file.nbytes)}, {len(rows)} array{'s' * (len(rows) != 1)}"
+    title = (
+        f"{visible(file.path)}: .{file.format}, {binary_size(file.nbytes)}, {len(rows)} array{'s' * (len(rows) != 1)}"
+    )
     lines = [title, "", table_text(columns, rows, terminal=terminal)]
     if file.ignored:
-        lines += ["", f"members that are no arrays: {', '.join(file.ignored)}"]
+        lines += ["", f"members that are no arrays: {', '.join(map(visible, file.ignored))}"]
     for name, found in health.items():
         lines += ["", f"health of {name}:", *(f"  {line}" for line in _health_lines(found))]
     return "\n".join(lines)

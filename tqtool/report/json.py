@@ -14,6 +14,7 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
 from tqtool.errors import InputError, IntegrityError
+from tqtool.escapes import parser_reason
 from tqtool.report import SCHEMA, Report
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ def report_from_json(text: str, path: str = "report") -> Report:
     try:
         plain = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON: {error}", code="report", path=path) from error
+        raise InputError(f"{path}: not JSON: {parser_reason(error)}", code="report", path=path) from error
     schema = plain.get("schema") if isinstance(plain, dict) else None
     if isinstance(schema, str) and _is_newer(schema):
         message = f"{path}: written as {schema}; this tqtool reads {SCHEMA}"

@@ -24,6 +24,11 @@ try:
 except ImportError:  # not compiled: the reference serves
     lib = ffi = None
 
+API = 1  # FA_TQ_API of turboquant.h beside this file
+stale = lib is not None and getattr(lib, "FA_TQ_API", 0) != API  # compiled for another version: it must not be called
+if stale:
+    lib = ffi = None
+
 _TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}  # enum fa_tq_type
 
 

@@ -24,6 +24,7 @@ extern "C" {
 #endif
 /* [cdef: from here to the closing mark plain declarations, read by the Python binding as well] */
 
+#define FA_TQ_API 1 /* raised when a declaration below changes: a program compiled for another does not fit */
 #define FA_TQ_MIN_DIM 16
 #define FA_TQ_MAX_DIM 1024
 #define FA_TQ_MAX_BITS 8

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from tqtool.errors import InputError, UsageError
+from tqtool.escapes import parser_reason
 from tqtool.report import METRICS, Check, Gate, Level, Report, Row, Source, Status, Summary
 
 Relation = Literal[">=", "<="]
@@ -97,16 +98,22 @@ def parse_limits(texts: Iterable[str], relation: Relation) -> tuple[Limit, ...]:
     return tuple(found)
 
 
+MAX_GATE_FILE = 1 << 20  # bytes; a device may have no end
+
+
 def load_limits(path: Path) -> tuple[Level, tuple[Limit, ...]]:
     """Read a gate file, TOML or JSON: `level = "balanced"` and tables `min` and `max` of metric = number."""
     try:
-        text = path.read_text("utf-8")
+        with path.open("rb") as file:
+            text = file.read(MAX_GATE_FILE).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}", code="gate-config", path=str(path)) from error
     try:
         plain = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: neither TOML nor JSON: {error}", code="gate-config", path=str(path)) from error
+        raise InputError(
+            f"{path}: neither TOML nor JSON: {parser_reason(error)}", code="gate-config", path=str(path)
+        ) from error
     level = plain.pop("level", "none")
     limits: list[Limit] = []
     tables: tuple[tuple[str, Relation], ...] = (("min", ">="), ("max", "<="))
