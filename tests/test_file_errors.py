@@ -287,6 +287,7 @@ def test_refusal(name: str, tmp_path: Path, tqtool: Run) -> None:
     answer = json.loads(run.stdout[run.stdout.rindex('{"schema": "tqtool.error/1"') :])
     assert (answer["code"], answer["exit"]) == (code, status)
     assert errors[0].endswith(answer["message"])
+    assert hint is not None or answer["hint"] is None or code == "usage"
     if hint is not None:
         assert hint in answer["hint"]
         assert hint in run.stderr

@@ -4,7 +4,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the program; an interrupt while it is still being loaded ends it as quietly as later."""
+    """Run the program; an interrupt while it is still being loaded ends it without a word."""
     try:
         from tqtool.cli.app import main as run
     except KeyboardInterrupt:
