@@ -1,7 +1,4 @@
-"""Gates: limits on metrics, the levels that bundle them, and what a row reaches.
-
-How the levels were set, on which data, is in `docs/gates.md`.
-"""
+"""Gates: limits on metrics, the levels that bundle them, what a row reaches; `docs/gates.md` says how they were set."""
 
 from __future__ import annotations
 
