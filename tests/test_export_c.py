@@ -140,7 +140,7 @@ def test_the_folder_depends_on_nothing_but_its_options() -> None:
 
 def test_no_host_date_or_path_is_in_any_file() -> None:
     for name, text in export_files((64,), (4,)).items():
-        assert not re.search(r"https?://|/home/|/tmp/|20\d\d-\d\d-\d\d", text), name
+        assert not re.search(r"https?://|/(?:home|tmp)/|20\d\d-\d\d-\d\d", text), name
 
 
 @pytest.mark.parametrize("dim", [20, 64, 96, 128, 160, 1024])
