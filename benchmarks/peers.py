@@ -23,8 +23,8 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS", "MK
 
 import numpy as np  # noqa: E402
 
-from tqtool.codec import CodecSpec, decode, encode, engine  # noqa: E402
-from tqtool.runtime import instructions  # noqa: E402
+from tqtool.codec.codec import CodecSpec, decode, encode, engine  # noqa: E402
+from tqtool.runtime.binding import instructions  # noqa: E402
 
 ROUNDS = 5
 SLOW = 20_000  # vectors that peers written in NumPy get: speed does not depend on the number

@@ -13,7 +13,8 @@ import numpy as np
 
 os.environ["TQTOOL_ENGINE"] = "reference"
 
-from tqtool import CodecSpec, decode, encode, reference
+from tqtool import CodecSpec, decode, encode
+from tqtool.codec import reference
 
 
 def best(work: Callable[[], object], repeats: int = 5) -> float:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.attention import AttentionConfig, softmax
-from tqtool.cache import KVCache, TurboQuantCache, attention_cached
-from tqtool.dumps import Dump, load_dump, sample_dump_path
-from tqtool.rope import rope
-from tqtool.sizes import KVConfig
+from tqtool.attention.cache import KVCache, TurboQuantCache, attention_cached
+from tqtool.attention.plain import AttentionConfig, softmax
+from tqtool.attention.rope import rope
+from tqtool.codec.sizes import KVConfig
+from tqtool.dumps.dump import Dump, load_dump, sample_dump_path
 
 Array = NDArray[np.float32]
 Cache = KVCache | TurboQuantCache

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.attention import AttentionConfig
-from tqtool.cache import KVCache, TurboQuantCache
-from tqtool.dumps import load_dump, sample_dump_path
-from tqtool.sizes import KVConfig
+from tqtool.attention.cache import KVCache, TurboQuantCache
+from tqtool.attention.plain import AttentionConfig
+from tqtool.codec.sizes import KVConfig
+from tqtool.dumps.dump import load_dump, sample_dump_path
 
 Array = NDArray[np.float32]
 

@@ -6,9 +6,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool import reference, runtime
-from tqtool.codec import CodecSpec
-from tqtool.rotation import unrotate
+from tqtool.codec import reference
+from tqtool.codec.codec import CodecSpec
+from tqtool.codec.rotation import unrotate
+from tqtool.runtime import binding as runtime
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 

@@ -17,15 +17,15 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from tqtool.container import CHUNK, CRCS, HASH_BYTES, HASHES, hashes, is_container, open_container
+from tqtool.codec.sizes import KVConfig
 from tqtool.container.compression import compress_file
 from tqtool.container.decompression import check_damage, restore, select
+from tqtool.container.format import CHUNK, CRCS, HASH_BYTES, HASHES, hashes, is_container, open_container
 from tqtool.container.selection import Choice, choose
 from tqtool.dumps.datafiles import open_file
+from tqtool.dumps.inputs import open_input
 from tqtool.errors import TqError
 from tqtool.files import unnamed_temporary
-from tqtool.inputs import open_input
-from tqtool.sizes import KVConfig
 
 
 def containers(folder: Path) -> tuple[Path, ...]:

@@ -1,4 +1,4 @@
-"""Metrics of one query as plain double loops over Python floats: the referee of `tqtool.metrics`."""
+"""Metrics of one query as plain double loops over Python floats: the referee of `tqtool.validation.metrics`."""
 
 from __future__ import annotations
 

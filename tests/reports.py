@@ -7,7 +7,7 @@ meet a clear worst head, a cosine that ranks two rows the other way round, long 
 import math
 from collections.abc import Mapping
 
-from tqtool.report import (
+from tqtool.report.model import (
     METRICS,
     Bucket,
     Check,

@@ -9,8 +9,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
-from tqtool import attention as module
-from tqtool.attention import (
+from tqtool.attention import plain as module
+from tqtool.attention.plain import (
     AttentionConfig,
     attention,
     attention_mask,

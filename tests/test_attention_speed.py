@@ -2,8 +2,8 @@
 
 import pytest
 
-from tqtool.attention_speed import attention_speed
-from tqtool.sizes import AttentionLayer, KVConfig, cache_size
+from tqtool.bench.cache import attention_speed
+from tqtool.codec.sizes import AttentionLayer, KVConfig, cache_size
 
 
 @pytest.mark.parametrize("tokens", [1, 300, 2500])  # one block of drawn tokens, less, and more

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tqtool.attention import AttentionConfig, attention, attention_mask, visible
-from tqtool.rope import Pairing, rope
+from tqtool.attention.plain import AttentionConfig, attention, attention_mask, visible
+from tqtool.attention.rope import Pairing, rope
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, not ours
 

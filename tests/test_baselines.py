@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tqtool.baselines import BASELINES, Baseline, baseline
-from tqtool.baselines.formats import KIVI_WINDOW, TURBO3_LEVELS, _nearest, vllm_levels
-from tqtool.codebook import expected_error, lloyd_max, midpoints
+from tqtool.codec.codebook import expected_error, lloyd_max, midpoints
+from tqtool.codec.rotation import signs
 from tqtool.errors import UsageError
-from tqtool.rotation import signs
+from tqtool.validation.engine_formats import KIVI_WINDOW, TURBO3_LEVELS, _nearest, vllm_levels
+from tqtool.validation.engines import BASELINES, Baseline, baseline
 
 F = np.float32
 NAMES = [each.name for each in BASELINES]

@@ -10,11 +10,11 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
-from tqtool.attention import AttentionConfig, attention
-from tqtool.cache import KVCache, TurboQuantCache, attention_cached, plain_attention
-from tqtool.codec import CodecSpec, decode, encode
+from tqtool.attention.cache import KVCache, TurboQuantCache, attention_cached, plain_attention
+from tqtool.attention.plain import AttentionConfig, attention
+from tqtool.codec.codec import CodecSpec, decode, encode
+from tqtool.codec.sizes import AttentionLayer, KVConfig, cache_size
 from tqtool.errors import InputError, TqError, UsageError
-from tqtool.sizes import AttentionLayer, KVConfig, cache_size
 
 Array = NDArray[Any]
 Cache = KVCache | TurboQuantCache
@@ -199,7 +199,7 @@ def test_a_prompt_longer_than_a_block_of_scores(monkeypatch: pytest.MonkeyPatch)
     q = draw(13, 1, 12, 4, DIM)
     config = AttentionConfig(4, DIM, KV_HEADS, causal=True)
     whole = attention_cached(q, k, v, compressed(), 0, 0, config)
-    monkeypatch.setattr("tqtool.attention.SCORE_BLOCK", 4 * 12 * 5)
+    monkeypatch.setattr("tqtool.attention.plain.SCORE_BLOCK", 4 * 12 * 5)
     for plain in (False, True):
         assert relative(attention_cached(q, k, v, compressed(), 0, 0, config, plain=plain), whole) < FUSED
 
@@ -211,8 +211,8 @@ def test_long_caches_are_read_in_blocks_by_threads(monkeypatch: pytest.MonkeyPat
     q = draw(15, 1, 1, 4, DIM)
     config = AttentionConfig(4, DIM, KV_HEADS, causal=True)
     whole = cache.attention(q, 0, 23, config)
-    monkeypatch.setattr("tqtool.cache.fused.BLOCK_BYTES", 4 * DIM * 5)
-    monkeypatch.setattr("tqtool.cache.fused.PARALLEL_WORK", 1)
+    monkeypatch.setattr("tqtool.attention.fused.BLOCK_BYTES", 4 * DIM * 5)
+    monkeypatch.setattr("tqtool.attention.fused.PARALLEL_WORK", 1)
     assert relative(cache.attention(q, 0, 23, config), whole) < FUSED
 
 

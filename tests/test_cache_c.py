@@ -7,11 +7,11 @@ import pytest
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
-from tqtool import runtime
-from tqtool.attention import AttentionConfig
-from tqtool.cache import TurboQuantCache, attention_cached
-from tqtool.codec import CodecSpec
-from tqtool.sizes import KVConfig
+from tqtool.attention.cache import TurboQuantCache, attention_cached
+from tqtool.attention.plain import AttentionConfig
+from tqtool.codec.codec import CodecSpec
+from tqtool.codec.sizes import KVConfig
+from tqtool.runtime import binding as runtime
 
 pytestmark = pytest.mark.skipif(not runtime.available(), reason="the C runtime was not compiled: no C compiler")
 

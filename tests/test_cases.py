@@ -19,8 +19,8 @@ from numpy.testing import assert_array_equal
 from safetensors.numpy import load_file
 
 import tqtool as tq
-from tqtool.attention import AttentionConfig, attention
-from tqtool.sizes import KVConfig, vector_bytes
+from tqtool.attention.plain import AttentionConfig, attention
+from tqtool.codec.sizes import KVConfig, vector_bytes
 
 Case = Callable[[str], Any]
 THEORY = {2: 0.117482, 3: 0.034548, 4: 0.009501}

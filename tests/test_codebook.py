@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import integrate
 
-from tqtool import codebook
-from tqtool.codebook import LAWS, Law, distortion, expected_error, lloyd_max
+from tqtool.codec import codebook
+from tqtool.codec.codebook import LAWS, Law, distortion, expected_error, lloyd_max
 from tqtool.errors import BugError, UsageError
 
 SPECIFICATION = [(dim, bits) for dim in (64, 96, 128, 160) for bits in (2, 3, 4)]
@@ -212,5 +212,5 @@ def test_twelve_tables_of_the_specification_take_under_50_ms() -> None:
 
 
 def test_scipy_waits_for_the_solver() -> None:
-    code = "import sys, tqtool.codebook; sys.exit('scipy' in sys.modules)"
+    code = "import sys, tqtool.codec.codebook; sys.exit('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from tqtool import codec, reference
-from tqtool.codec import SCALE_RULES, CodecSpec, Encoded, decode, encode, row_blocks
+from tqtool.codec import codec, reference
+from tqtool.codec.codec import SCALE_RULES, CodecSpec, Encoded, decode, encode, row_blocks
+from tqtool.codec.rotation import unrotate
 from tqtool.errors import InputError, IntegrityError, TqError, UsageError
-from tqtool.rotation import unrotate
 
 
 @pytest.fixture(autouse=True)
@@ -266,14 +266,14 @@ def test_row_blocks_cover_every_vector_once_in_order(shape: tuple[int, ...], row
 def test_an_executor_of_any_kind_serves() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from tqtool.units import ordered_map
+    from tqtool.parallel import ordered_map
 
     with ThreadPoolExecutor(3) as pool:
         assert list(ordered_map(lambda n: n * n, range(20), executor=pool)) == [n * n for n in range(20)]
 
 
 def test_the_first_error_stops_the_work() -> None:
-    from tqtool.units import ordered_map
+    from tqtool.parallel import ordered_map
 
     begun = []
 

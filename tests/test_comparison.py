@@ -8,9 +8,9 @@ import pytest
 from reports import sample_report
 
 from tqtool.errors import InputError
-from tqtool.rendering.comparison import comparison_json, comparison_text
-from tqtool.report import Report
+from tqtool.rendering.report.comparison import comparison_json, comparison_text
 from tqtool.report.comparison import compare_reports
+from tqtool.report.model import Report
 
 
 def shifted(report: Report, by: float, noise: float = 0.0) -> Report:

@@ -17,7 +17,7 @@ from conftest import Run
 from numpy.testing import assert_array_equal
 from safetensors.numpy import load_file, save_file
 
-from tqtool.codec import CodecSpec, decode, encode
+from tqtool.codec.codec import CodecSpec, decode, encode
 from tqtool.dumps.arrays import Array
 
 

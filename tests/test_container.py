@@ -18,15 +18,16 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import tqtool
-from tqtool.codec import CodecSpec, decode, encode
-from tqtool.container import CHUNK, open_container, pipeline
+from tqtool.codec.codec import CodecSpec, decode, encode
+from tqtool.codec.sizes import KVConfig
+from tqtool.container import pipeline
 from tqtool.container.compression import Result, compress_file
 from tqtool.container.decompression import check_damage, form_of, restore, select
+from tqtool.container.format import CHUNK, open_container
 from tqtool.container.selection import Choice, choose
 from tqtool.dumps.arrays import Array
 from tqtool.dumps.datafiles import open_file
 from tqtool.files import output_file
-from tqtool.sizes import KVConfig
 
 
 def compress(source: Path, target: Path, choice: Choice | None = None, **options: Any) -> Result:

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tqtool.report import Report
+from tqtool.report.model import Report
 from tqtool.report.params import Params
-from tqtool.synthetic import synthetic_set
-from tqtool.validation import validate
 from tqtool.validation.dataset import Dataset, from_arrays, from_synthetic
 from tqtool.validation.diagnosis import diagnose, without_config
+from tqtool.validation.run import validate
+from tqtool.validation.synthetic import synthetic_set
 
 STRESS = ("peaky", "key-bias", "outlier")
 CONFIGS = ("K4/V4", "K4/V2", "K3/V3", "K2/V2")

@@ -9,10 +9,10 @@ import pytest
 from numpy.testing import assert_array_equal
 from safetensors.numpy import save_file
 
-from tqtool.dumps import load_dump
 from tqtool.dumps.datafiles import open_arrays
+from tqtool.dumps.dump import load_dump
+from tqtool.dumps.names import Meaning, meaning
 from tqtool.errors import InputError, TqError
-from tqtool.naming import Meaning, meaning
 
 SHARED = Path(__file__).parents[2] / "shared"
 needs_dumps = pytest.mark.skipif(not (SHARED / "dumps").is_dir(), reason="../shared/dumps is absent")

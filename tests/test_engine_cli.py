@@ -8,9 +8,9 @@ import os
 import pytest
 from conftest import Run
 
-from tqtool import runtime
-from tqtool.benchmark import CodecSpeed, FusedSpeed
-from tqtool.sizes import KVConfig
+from tqtool.bench.codec import CodecSpeed, FusedSpeed
+from tqtool.codec.sizes import KVConfig
+from tqtool.runtime import binding as runtime
 
 
 def test_doctor_reports_the_engine_and_passes_its_checks(tqtool: Run) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tqtool.attention import AttentionConfig, attention
-from tqtool.cache import KVCache, TurboQuantCache
-from tqtool.sizes import KVConfig
+from tqtool.attention.cache import KVCache, TurboQuantCache
+from tqtool.attention.plain import AttentionConfig, attention
+from tqtool.codec.sizes import KVConfig
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 EXACT = 5e-6  # float32 sums of hundreds of terms

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from conftest import Run
 
-from tqtool import reference, runtime
-from tqtool.codec import CodecSpec
-from tqtool.compiler import c_compiler, verify
+from tqtool.codec import reference
+from tqtool.codec.codec import CodecSpec
+from tqtool.codec.golden import golden, golden_rows, on_boundary
+from tqtool.codec.rotation import hadamard
 from tqtool.errors import UsageError
-from tqtool.golden import golden, golden_rows, on_boundary
-from tqtool.rendering.export import export_files
-from tqtool.rotation import hadamard
+from tqtool.export.compiler import c_compiler, verify
+from tqtool.export.package import export_files
+from tqtool.runtime import binding as runtime
 
 needs_compiler = pytest.mark.skipif(not c_compiler(), reason="no C compiler on this machine")
 NAMES = {
@@ -75,7 +76,7 @@ def test_make_builds_and_runs_the_exported_folder(tqtool: Run, tmp_path: Path) -
 def test_any_lengths_widths_laws_and_seeds_pass_their_tests(
     dims: tuple[int, ...], bits: tuple[int, ...], law: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tqtool.compiler.VARIANTS", (("-O1",),))
+    monkeypatch.setattr("tqtool.export.compiler.VARIANTS", (("-O1",),))
     assert "12 passed, 0 failed\n" in verify(export_files(dims, bits, law, seed))  # type: ignore[arg-type]
 
 
@@ -92,7 +93,7 @@ def test_any_lengths_widths_laws_and_seeds_pass_their_tests(
 def test_the_exported_tests_notice_a_changed_bit(
     file: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tqtool.compiler.VARIANTS", (("-O1", "-DFA_TQ_PLAIN"),))
+    monkeypatch.setattr("tqtool.export.compiler.VARIANTS", (("-O1", "-DFA_TQ_PLAIN"),))
     files = export_files((64,), (4,))
     assert before in files[file]
     files[file] = files[file].replace(before, after, 1)

@@ -23,8 +23,8 @@ import pytest
 from conftest import Run
 from safetensors.numpy import save_file
 
-import tqtool.rendering.files
-import tqtool.rendering.inspection  # noqa: F401  (loaded once, for all that are forked)
+import tqtool.rendering.answers.files
+import tqtool.rendering.answers.inspect  # noqa: F401  (loaded once, for all that are forked)
 from tqtool.cli.app import main
 
 Make = Callable[[Path], None]

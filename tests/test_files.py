@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tqtool import files, inputs
+from tqtool import files
+from tqtool.dumps import inputs
 from tqtool.errors import InputError, OutputError, TqError, UsageError
 
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tqtool.codebook import LAWS, lloyd_max
+from tqtool.codec.codebook import LAWS, lloyd_max
 from tqtool.errors import TqError, UsageError
-from tqtool.foreign import parse_tables, read_tables
+from tqtool.export.header import codebook_header
 from tqtool.foreign.appraisal import appraise
-from tqtool.rendering.codebooks import codebook_json, codebook_npz
-from tqtool.rendering.header import codebook_header
+from tqtool.foreign.tables import parse_tables, read_tables
+from tqtool.rendering.answers.gen_codebooks import codebook_json, codebook_npz
 
 FOUR = [-0.13, -0.04, 0.04, 0.13]
 # engines.md, section 4 and 5: tables as shipped (facts, six digits)

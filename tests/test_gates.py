@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 
 from tqtool.errors import InputError, UsageError
-from tqtool.report import METRICS, Report, Row, Source
-from tqtool.report.params import Params
-from tqtool.synthetic import synthetic_set
-from tqtool.validation import validate
-from tqtool.validation.dataset import from_arrays, from_synthetic
-from tqtool.validation.gates import (
+from tqtool.report.gates import (
     LEVELS,
     Limit,
     against_baseline,
@@ -31,6 +26,11 @@ from tqtool.validation.gates import (
     split_metric,
     verdict,
 )
+from tqtool.report.model import METRICS, Report, Row, Source
+from tqtool.report.params import Params
+from tqtool.validation.dataset import from_arrays, from_synthetic
+from tqtool.validation.run import validate
+from tqtool.validation.synthetic import synthetic_set
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import faults
 import numpy as np
 import pytest
 
-from tqtool.container import open_container
 from tqtool.container.decompression import check_damage, restore, select
+from tqtool.container.format import open_container
 from tqtool.errors import TqError
 from tqtool.files import output_file
 

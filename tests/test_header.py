@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from tqtool.codebook import lloyd_max
+from tqtool.codec.codebook import lloyd_max
+from tqtool.codec.rotation import supported_dims
 from tqtool.errors import UsageError
-from tqtool.rendering.header import c_float, codebook_header
-from tqtool.rotation import supported_dims
+from tqtool.export.header import c_float, codebook_header
 
 ROOT = Path(__file__).resolve().parents[1]
 STRICT = [

@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 import pytest
 from reports import sample_report
 
-from tqtool.rendering.html import MAP_METRICS, PAGE_CELLS, compact, report_data, report_html
-from tqtool.rendering.plot import LEFT, TOP, log_ticks, pareto_panel
-from tqtool.report.json import report_from_json, report_to_json
+from tqtool.rendering.report.html import MAP_METRICS, PAGE_CELLS, compact, report_data, report_html
+from tqtool.rendering.report.plot import LEFT, TOP, log_ticks, pareto_panel
+from tqtool.report.serialize import report_from_json, report_to_json
 
 VOID = {"meta", "input", "br", "path", "circle", "wbr"}
 OPTIONAL = {"td", "th", "tr", "thead", "tbody", "li"}  # HTML allows these to stay open until their parent ends
@@ -149,15 +149,15 @@ def test_ticks_are_round_numbers() -> None:
 def test_the_shipped_schema_is_that_of_the_dataclasses() -> None:
     from importlib.resources import files
 
-    from tqtool.rendering.schema import report_schema
+    from tqtool.rendering.report.schema import report_schema
 
     shipped = json.loads((files("tqtool") / "data" / "report.schema.json").read_text("utf-8"))
-    assert shipped == report_schema(), "run: python -m tqtool.rendering.schema > tqtool/data/report.schema.json"
+    assert shipped == report_schema(), "run: python -m tqtool.rendering.report.schema > tqtool/data/report.schema.json"
 
 
 def test_the_schema_accepts_a_report_and_refuses_a_damaged_one() -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    from tqtool.rendering.schema import report_schema
+    from tqtool.rendering.report.schema import report_schema
 
     validator = jsonschema.Draft202012Validator(report_schema())
     validator.check_schema(report_schema())

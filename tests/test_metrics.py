@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from tqtool import metrics
+from tqtool.validation import metrics
 
 QUERIES, KEYS, DIM = 5, 24, 16
 

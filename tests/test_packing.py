@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.testing import assert_array_equal
 
-from tqtool.packing import pack, unpack
-from tqtool.sizes import packed_bytes
+from tqtool.codec.packing import pack, unpack
+from tqtool.codec.sizes import packed_bytes
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import pytest
 from numpy.testing import assert_array_equal
 from safetensors.numpy import save_file
 
-from tqtool.dumps import Dump, load_dump
 from tqtool.dumps.arrays import Array
+from tqtool.dumps.dump import Dump, load_dump
 
 RECIPES = dict(
     re.findall(

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tqtool.codec.sizes import vector_bytes
 from tqtool.errors import UsageError
-from tqtool.recommend import Choice, LayerCurve, Option, recommend, within_budget, within_target
-from tqtool.sizes import vector_bytes
+from tqtool.validation.recommend import Choice, LayerCurve, Option, recommend, within_budget, within_target
 
 WIDTHS = (2, 3, 4, 5, 6, 8, 16)
 

@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reports import sample_report
 
-from tqtool.rendering.figures import clean, figure, headline, ranges, signed
-from tqtool.rendering.html import report_html
-from tqtool.rendering.junit import report_junit
-from tqtool.rendering.markdown import LIMIT, MARKER, code_block, escape, report_markdown
-from tqtool.rendering.terminal import report_terminal
-from tqtool.rendering.tsv import report_tsv
-from tqtool.report import METRICS, Check, Finding, Report, Row, Source, Summary
-from tqtool.report.json import report_from_json, report_to_json
+from tqtool.rendering.report.figures import clean, figure, headline, ranges, signed
+from tqtool.rendering.report.html import report_html
+from tqtool.rendering.report.junit import report_junit
+from tqtool.rendering.report.markdown import LIMIT, MARKER, code_block, escape, report_markdown
+from tqtool.rendering.report.terminal import report_terminal
+from tqtool.rendering.report.tsv import report_tsv
+from tqtool.report.model import METRICS, Check, Finding, Report, Row, Source, Summary
+from tqtool.report.serialize import report_from_json, report_to_json
 
 RENDERINGS: dict[str, Callable[[Report], str]] = {
     "terminal": report_terminal,

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tqtool.errors import InputError, IntegrityError
-from tqtool.report import (
+from tqtool.report.model import (
     METRICS,
     SCHEMA,
     Bucket,
@@ -23,8 +23,8 @@ from tqtool.report import (
     Source,
     Summary,
 )
-from tqtool.report.json import report_from_json, report_to_json
 from tqtool.report.params import Params
+from tqtool.report.serialize import report_from_json, report_to_json
 
 FLOATS = st.one_of(st.floats(allow_infinity=False), st.sampled_from([0.1, 1e-300, math.nan]))
 st.register_type_strategy(float, FLOATS)

@@ -7,7 +7,7 @@ import pytest
 from conftest import Run
 from reports import sample_report
 
-from tqtool.report.json import report_from_json, report_to_json
+from tqtool.report.serialize import report_from_json, report_to_json
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
+from tqtool.attention.rope import Pairing, rope, rope_freqs
 from tqtool.errors import InputError, UsageError
-from tqtool.rope import Pairing, rope, rope_freqs
 
 PAIRINGS: tuple[Pairing, ...] = ("half", "interleaved")
 

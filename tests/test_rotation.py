@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from tqtool.errors import InputError
-from tqtool.rotation import (
+from tqtool.codec.rotation import (
     hadamard,
     hadamard_inverse,
     hadamard_order,
@@ -22,6 +21,7 @@ from tqtool.rotation import (
     supported_dims,
     unrotate,
 )
+from tqtool.errors import InputError
 
 
 def test_splitmix64_gives_the_published_words() -> None:

@@ -14,9 +14,9 @@ import pytest
 from equality import DTYPES, differences, hard_rows
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tqtool import runtime
-from tqtool.codec import SCALE_RULES, CodecSpec, decode, encode
-from tqtool.rotation import rotate, unrotate
+from tqtool.codec.codec import SCALE_RULES, CodecSpec, decode, encode
+from tqtool.codec.rotation import rotate, unrotate
+from tqtool.runtime import binding as runtime
 
 pytestmark = pytest.mark.skipif(not runtime.available(), reason="the C runtime was not compiled")
 
@@ -183,7 +183,7 @@ def test_decode_writes_into_the_array_it_is_given() -> None:
 def test_the_package_works_without_the_compiled_runtime() -> None:
     program = (
         "import sys; sys.modules['tqtool.runtime._turboquant'] = None\n"
-        "import numpy as np, tqtool.codec as codec\n"
+        "import numpy as np, tqtool.codec.codec as codec\n"
         "assert codec.engine() == 'reference'\n"
         "codec.decode(codec.encode(np.ones((2, 64), np.float32), codec.CodecSpec(64)))"
     )

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from conftest import Run
 
+from tqtool.codec.sizes import AttentionLayer, KVConfig, cache_size, vector_bytes
+from tqtool.dumps.model_config import attention_layers
 from tqtool.errors import InputError, UsageError
-from tqtool.model_config import attention_layers
-from tqtool.rendering.memory import byte_text
-from tqtool.sizes import AttentionLayer, KVConfig, cache_size, vector_bytes
+from tqtool.rendering.answers.size import byte_text
 
 MIB = 1 << 20
 

@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from tqtool.errors import UsageError
-from tqtool.synthetic import DIM, HEADS, PURPOSE, QUERIES, TOKENS, synthetic_set
+from tqtool.validation.synthetic import DIM, HEADS, PURPOSE, QUERIES, TOKENS, synthetic_set
 
 
 @pytest.mark.parametrize("name", PURPOSE)

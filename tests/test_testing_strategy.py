@@ -9,11 +9,11 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
-from tqtool.attention import AttentionConfig
-from tqtool.cache import KVCache, TurboQuantCache, attention_cached
-from tqtool.packing import pack, unpack
-from tqtool.rotation import rotate, unrotate
-from tqtool.sizes import KVConfig
+from tqtool.attention.cache import KVCache, TurboQuantCache, attention_cached
+from tqtool.attention.plain import AttentionConfig
+from tqtool.codec.packing import pack, unpack
+from tqtool.codec.rotation import rotate, unrotate
+from tqtool.codec.sizes import KVConfig
 
 # Relative squared error of the default scale rule at dim 128, by bits: resolutions A4, measured on 200,000 vectors.
 ERROR = {2: 0.1189, 3: 0.0338, 4: 0.00919}
@@ -77,8 +77,8 @@ def test_5_determinism() -> None:
     x = draw(7, 1, 40, 2, 96)
     program = (
         "import hashlib, numpy as np\n"
-        "from tqtool.cache import TurboQuantCache\n"
-        "from tqtool.sizes import KVConfig\n"
+        "from tqtool.attention.cache import TurboQuantCache\n"
+        "from tqtool.codec.sizes import KVConfig\n"
         "x = np.random.default_rng(7).standard_normal((1, 40, 2, 96), dtype=np.float32)\n"
         "c = TurboQuantCache(KVConfig(3, 3), layers=1, kv_heads=2, head_dim=96, max_seq_len=64, seed=5)\n"
         "c.write(0, 0, x, x)\n"

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tqtool.codebook import distortion, lloyd_max
-from tqtool.codec import SCALE_RULES, CodecSpec, decode, encode, expected_error
-from tqtool.theory import expected_errors
+from tqtool.codec.codebook import distortion, lloyd_max
+from tqtool.codec.codec import SCALE_RULES, CodecSpec, decode, encode, expected_error
+from tqtool.codec.theory import expected_errors
 
 
 @pytest.mark.parametrize(("bits", "reference"), [(2, 0.116006), (3, 0.033968), (4, 0.009316)])

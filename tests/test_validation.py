@@ -16,17 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from tqtool import validation
-from tqtool.codec import CodecSpec, decode, encode
-from tqtool.dumps import load_dump, sample_dump_path
+from tqtool.codec.codec import CodecSpec, decode, encode
+from tqtool.dumps.dump import load_dump, sample_dump_path
 from tqtool.errors import BugError, InputError
-from tqtool.report import Report, Row
-from tqtool.report.json import report_to_json
+from tqtool.report.model import Report, Row
 from tqtool.report.params import Params
-from tqtool.synthetic import synthetic_set
-from tqtool.validation import coders, heads, validate
+from tqtool.report.serialize import report_to_json
+from tqtool.validation import coders
+from tqtool.validation import measure as heads
+from tqtool.validation import run as validation
 from tqtool.validation.coders import SidePlan
 from tqtool.validation.dataset import Dataset, evenly, from_arrays, from_dump, from_synthetic, head_of
+from tqtool.validation.run import validate
+from tqtool.validation.synthetic import synthetic_set
 
 CONFIGS = ("K2/V2", "K3/V2", "K4/V2", "K3/V3", "K4/V3", "K4/V4")  # in no order of damage
 

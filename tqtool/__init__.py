@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _OWNERS = {
-    "Codebook": "codebook",
-    "lloyd_max": "codebook",
-    "rotate": "rotation",
-    "unrotate": "rotation",
-    "pack": "packing",
-    "unpack": "packing",
-    "CodecSpec": "codec",
-    "Encoded": "codec",
-    "encode": "codec",
-    "decode": "codec",
-    "AttentionConfig": "attention",
-    "KVCache": "cache",
-    "TurboQuantCache": "cache",
-    "attention_cached": "cache",
-    "KVConfig": "sizes",
+    "Codebook": "codec.codebook",
+    "lloyd_max": "codec.codebook",
+    "rotate": "codec.rotation",
+    "unrotate": "codec.rotation",
+    "pack": "codec.packing",
+    "unpack": "codec.packing",
+    "CodecSpec": "codec.codec",
+    "Encoded": "codec.codec",
+    "encode": "codec.codec",
+    "decode": "codec.codec",
+    "AttentionConfig": "attention.plain",
+    "KVCache": "attention.cache",
+    "TurboQuantCache": "attention.cache",
+    "attention_cached": "attention.cache",
+    "KVConfig": "codec.sizes",
     "TqError": "errors",
 }
 __all__ = [
@@ -49,14 +49,14 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from tqtool.attention import AttentionConfig
-    from tqtool.cache import KVCache, TurboQuantCache, attention_cached
-    from tqtool.codebook import Codebook, lloyd_max
-    from tqtool.codec import CodecSpec, Encoded, decode, encode
+    from tqtool.attention.cache import KVCache, TurboQuantCache, attention_cached
+    from tqtool.attention.plain import AttentionConfig
+    from tqtool.codec.codebook import Codebook, lloyd_max
+    from tqtool.codec.codec import CodecSpec, Encoded, decode, encode
+    from tqtool.codec.packing import pack, unpack
+    from tqtool.codec.rotation import rotate, unrotate
+    from tqtool.codec.sizes import KVConfig
     from tqtool.errors import TqError
-    from tqtool.packing import pack, unpack
-    from tqtool.rotation import rotate, unrotate
-    from tqtool.sizes import KVConfig
 
 
 def __getattr__(name: str) -> Any:

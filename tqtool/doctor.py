@@ -9,13 +9,15 @@ from importlib import metadata, util
 
 import numpy as np
 
-from tqtool import __version__, reference, runtime
-from tqtool.codebook import lloyd_max
-from tqtool.codec import SCALE_RULES, CodecSpec, decode, encode, engine, expected_error
-from tqtool.compiler import c_compiler
-from tqtool.golden import golden, golden_rows
-from tqtool.rotation import splitmix64
-from tqtool.units import default_threads
+from tqtool import __version__
+from tqtool.codec import reference
+from tqtool.codec.codebook import lloyd_max
+from tqtool.codec.codec import SCALE_RULES, CodecSpec, decode, encode, engine, expected_error
+from tqtool.codec.golden import golden, golden_rows
+from tqtool.codec.rotation import splitmix64
+from tqtool.export.compiler import c_compiler
+from tqtool.parallel import default_threads
+from tqtool.runtime import binding as runtime
 
 PACKAGES = ("numpy", "scipy", "typer", "rich", "jinja2", "safetensors", "ml_dtypes", "cffi")
 EXTRAS = ("torch", "transformers")

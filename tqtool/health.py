@@ -14,10 +14,10 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tqtool.codec.reference import MAX_NORM
+from tqtool.codec.rotation import rotate, supported_dims
 from tqtool.dumps.arrays import ArraySource, Box
 from tqtool.errors import InputError
-from tqtool.reference import MAX_NORM
-from tqtool.rotation import rotate, supported_dims
 
 EXAMINED = 32  # arrays of a file, evenly spaced
 SAMPLE_HEADS = 8

@@ -36,11 +36,11 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from equality import DTYPES, boundary_row, fault_rows  # noqa: E402
 
-from tqtool import reference  # noqa: E402
-from tqtool.codec import SCALE_RULES, CodecSpec  # noqa: E402
-from tqtool.packing import pack_columns  # noqa: E402
-from tqtool.rotation import hadamard, hadamard_inverse, signs, supported_dims  # noqa: E402
-from tqtool.units import ordered_map  # noqa: E402
+from tqtool.codec import reference  # noqa: E402
+from tqtool.codec.codec import SCALE_RULES, CodecSpec  # noqa: E402
+from tqtool.codec.packing import pack_columns  # noqa: E402
+from tqtool.codec.rotation import hadamard, hadamard_inverse, signs, supported_dims  # noqa: E402
+from tqtool.parallel import ordered_map  # noqa: E402
 
 RUNTIME = ROOT / "tqtool" / "runtime"
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 33, 40, 64, 100, 257)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from tqtool.codec import CodecSpec, Encoded, decode, encode, engine
-from tqtool.container import open_container
+from tqtool.codec.codec import CodecSpec, Encoded, decode, encode, engine
 from tqtool.container.compression import compress_file
 from tqtool.container.decompression import check_damage, restore, select
+from tqtool.container.format import open_container
 from tqtool.container.selection import Choice, choose
 from tqtool.dumps.datafiles import open_file
 from tqtool.files import write_atomically
-from tqtool.units import default_threads
+from tqtool.parallel import default_threads
 
 
 def main(gib: float, rounds: int) -> None:

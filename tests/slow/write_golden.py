@@ -11,13 +11,13 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from tqtool.container import open_container
+from tqtool.codec.sizes import KVConfig
 from tqtool.container.compression import compress_file
 from tqtool.container.decompression import restore, select
+from tqtool.container.format import open_container
 from tqtool.container.selection import Choice, choose
 from tqtool.dumps.datafiles import open_file
 from tqtool.files import output_file
-from tqtool.sizes import KVConfig
 
 FOLDER = Path(__file__).parents[1] / "data" / "golden"
 

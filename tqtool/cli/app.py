@@ -57,15 +57,17 @@ def _global_options(
 ) -> None:
     output.configure(Settings(threads, quiet, verbose, color, not no_progress))
     if verbose:
-        from tqtool import runtime
-        from tqtool.codec import engine
+        from tqtool.codec.codec import engine
+        from tqtool.runtime import binding as runtime
 
         stale = "; the C runtime was compiled for another version: reinstall tqtool" if runtime.stale else ""
         output.note(f"engine: the {'C runtime' if engine() == 'runtime' else 'NumPy reference'}{stale}", level=1)
 
 
 def _register_commands() -> None:
-    from tqtool.cli import engine, files, memory, quality, reports, tables
+    from tqtool.cli import engine, files, reports, tables
+    from tqtool.cli import size as memory
+    from tqtool.cli import validate as quality
 
     for part in (files, memory, quality, reports, tables, engine):
         part.register(app)

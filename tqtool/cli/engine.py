@@ -13,8 +13,8 @@ from tqtool.cli.tables import LawName, check_dims, integers
 from tqtool.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
+    from tqtool.codec.sizes import KVConfig
     from tqtool.doctor import Installation
-    from tqtool.sizes import KVConfig
 
 FAILED = 1
 CACHE_LENGTHS = "128,512,2048,8192,32768,131072"
@@ -46,8 +46,9 @@ def export_c(
     if not directory:
         raise UsageError("DIR is empty: no folder is named", code="usage", hint="for the current folder write .")
     folder = Path(directory)
-    from tqtool import compiler, files
-    from tqtool.rendering.export import export_files
+    from tqtool import files
+    from tqtool.export import compiler
+    from tqtool.export.package import export_files
 
     dim_list, bit_list = integers("--dims", dims), integers("--bits", bits)
     check_dims(dim_list)
@@ -103,10 +104,10 @@ def bench(
     """
     for name in BLAS_THREADS:  # heeded where NumPy is not loaded yet, as without -v
         os.environ.setdefault(name, "1")
-    from tqtool.benchmark import codec_speeds, fused_speeds
+    from tqtool.bench.codec import codec_speeds, fused_speeds
+    from tqtool.codec.sizes import KVConfig
     from tqtool.doctor import installation
-    from tqtool.rendering.engine import bench_json, bench_text
-    from tqtool.sizes import KVConfig
+    from tqtool.rendering.answers.engine import bench_json, bench_text
 
     token_list = integers("--tokens", tokens or (CACHE_LENGTHS if cache else "32768,2048"), least=1)
     dim_list, bit_list = integers("--dims", dims), integers("--bits", bits)
@@ -129,8 +130,8 @@ def bench(
 
 
 def _bench_cache(tokens: list[int], config: KVConfig, setup: Installation, *, as_json: bool) -> None:
-    from tqtool.attention_speed import attention_speed
-    from tqtool.rendering.engine import cache_json, cache_text
+    from tqtool.bench.cache import attention_speed
+    from tqtool.rendering.answers.engine import cache_json, cache_text
 
     threads = output.settings().threads or 1  # as many as NumPy's BLAS has
     with output.progress("decoding steps", len(tokens)) as advance:
@@ -147,7 +148,7 @@ def _bench_cache(tokens: list[int], config: KVConfig, setup: Installation, *, as
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show versions and the engine in use, and run a two-second self-test; exit 1 if it fails."""
     from tqtool import doctor as examination
-    from tqtool.rendering.engine import doctor_json, doctor_text
+    from tqtool.rendering.answers.engine import doctor_json, doctor_text
 
     setup, checks = examination.installation(), list(examination.self_test())
     if as_json:

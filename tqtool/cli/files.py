@@ -9,10 +9,10 @@ import typer
 
 from tqtool.cli import output
 from tqtool.cli.jobs import expanded, jobs_of
+from tqtool.dumps.names import CONTAINER_SUFFIX
 from tqtool.errors import UsageError
 from tqtool.escapes import visible
 from tqtool.files import STREAM
-from tqtool.naming import CONTAINER_SUFFIX
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ForceOption = Annotated[bool, typer.Option("-f", "--force", help="Replace existing files.")]
@@ -35,7 +35,7 @@ NameOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    from tqtool.cli.inspection import inspect
+    from tqtool.cli.inspect import inspect
 
     app.command("compress")(compress)
     app.command("decompress")(decompress)
@@ -133,12 +133,12 @@ def compress(
     as_json: JsonOption = False,
 ) -> None:
     """Compress arrays of vectors to NAME.tq.safetensors, and say what it cost."""
+    from tqtool.codec.sizes import KVConfig
     from tqtool.container.compression import Limits, compress_file
     from tqtool.container.selection import Choice, choose, scale_rules
     from tqtool.dumps.datafiles import open_file
     from tqtool.health import warnings_of
-    from tqtool.rendering.files import compress_json, compress_line
-    from tqtool.sizes import KVConfig
+    from tqtool.rendering.answers.files import compress_json, compress_line
 
     if bits is not None and config is not None:
         raise UsageError("--bits and --config contradict each other", code="usage")
@@ -218,11 +218,11 @@ def decompress(
     as_json: JsonOption = False,
 ) -> None:
     """Restore compressed arrays: their names, shapes and types, to NAME.restored.npy, .npz or .safetensors."""
-    from tqtool.container import open_container
     from tqtool.container.decompression import check_damage, form_of, restore, restored_size, select
+    from tqtool.container.format import open_container
     from tqtool.dumps.datafiles import RESTORED
     from tqtool.files import binary_size, output_file
-    from tqtool.rendering.files import decompress_json
+    from tqtool.rendering.answers.files import decompress_json
 
     settings = output.settings()
     containers = [open_container(path) for path in inputs]

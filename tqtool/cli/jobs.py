@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tqtool.cli import output
+from tqtool.dumps.names import CONTAINER_SUFFIX
 from tqtool.errors import UsageError
 from tqtool.files import STREAM, check_not_input, check_output
-from tqtool.naming import CONTAINER_SUFFIX
 
 
 def expanded(inputs: Sequence[str]) -> list[str]:
     """Return the files that the inputs stand for: a folder for its dump files, queries excepted (no cache has them)."""
     from tqtool.dumps.datafiles import folder_files, listed
-    from tqtool.naming import meaning
+    from tqtool.dumps.names import meaning
 
     files: list[str] = []
     for path in inputs:

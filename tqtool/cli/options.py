@@ -54,7 +54,7 @@ def parse_layers(text: str, layers: Sequence[int]) -> tuple[int, ...]:
 
 def parse_rules(text: str) -> tuple[ScaleRule, ScaleRule]:
     """Read one scale rule for both sides, or two for keys and values."""
-    from tqtool.codec import SCALE_RULES
+    from tqtool.codec.codec import SCALE_RULES
 
     parts = [part.strip() for part in text.split(",")]
     known = [rule for part in parts for rule in SCALE_RULES if rule == part]

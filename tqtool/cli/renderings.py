@@ -15,7 +15,7 @@ from tqtool.cli import output
 from tqtool.errors import UsageError
 
 if TYPE_CHECKING:
-    from tqtool.report import Report
+    from tqtool.report.model import Report
 
 Format = Literal["auto", "text", "tsv", "json", "markdown", "html", "junit"]
 
@@ -88,29 +88,29 @@ def format_of(chosen: Format, *, as_json: bool) -> Format:
 def render(report: Report, chosen: Format) -> str:
     """Return the report as text in a format; `auto` is fitted to the terminal where stdout is one."""
     if chosen in ("auto", "text"):
-        from tqtool.rendering.terminal import report_terminal
+        from tqtool.rendering.report.terminal import report_terminal
 
         terminal = chosen == "auto" and output.stdout_is_terminal()
         width = shutil.get_terminal_size().columns if terminal else None
         encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
         return report_terminal(report, width, encoding.startswith("utf"), output.stdout_has_color())
     if chosen == "json":
-        from tqtool.report.json import report_to_json
+        from tqtool.report.serialize import report_to_json
 
         return report_to_json(report)
     if chosen == "tsv":
-        from tqtool.rendering.tsv import report_tsv
+        from tqtool.rendering.report.tsv import report_tsv
 
         return report_tsv(report)
     if chosen == "markdown":
-        from tqtool.rendering.markdown import report_markdown
+        from tqtool.rendering.report.markdown import report_markdown
 
         return report_markdown(report)
     if chosen == "junit":
-        from tqtool.rendering.junit import report_junit
+        from tqtool.rendering.report.junit import report_junit
 
         return report_junit(report)
-    from tqtool.rendering.html import report_html
+    from tqtool.rendering.report.html import report_html
 
     return report_html(report)
 

@@ -24,7 +24,7 @@ from tqtool.cli.renderings import (
 from tqtool.errors import UsageError
 
 if TYPE_CHECKING:
-    from tqtool.report import Report
+    from tqtool.report.model import Report
 
 
 def register(app: typer.Typer) -> None:
@@ -64,7 +64,7 @@ def compare(
 
     Differences are paired by layer and head, with a 95 % interval, where both measured the same data.
     """
-    from tqtool.rendering.comparison import comparison_json, comparison_text
+    from tqtool.rendering.report.comparison import comparison_json, comparison_text
     from tqtool.report.comparison import compare_reports
 
     if a == b == "-":
@@ -82,10 +82,10 @@ def read_report(path: str) -> Report:
     Raises: InputError (codes of `open_input`, and `report` for anything that is no report), IntegrityError with code
     `format-newer` for a schema this version does not know.
     """
+    from tqtool.dumps.inputs import open_input
     from tqtool.errors import InputError
     from tqtool.files import STREAM, file_size
-    from tqtool.inputs import open_input
-    from tqtool.report.json import report_from_json
+    from tqtool.report.serialize import report_from_json
 
     with open_input(path) as file:
         path = "stdin" if path == STREAM else path

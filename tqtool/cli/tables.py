@@ -14,8 +14,8 @@ from tqtool.cli import output
 from tqtool.errors import UsageError
 
 if TYPE_CHECKING:
-    from tqtool.codebook import Codebook
-    from tqtool.foreign import ForeignTable
+    from tqtool.codec.codebook import Codebook
+    from tqtool.foreign.tables import ForeignTable
 
 Format = Literal["c-header", "json", "npz"]
 LawName = Literal["beta", "sphere", "gaussian"]  # codebook.Law, without importing NumPy for --help
@@ -58,8 +58,8 @@ def gen_codebooks(
     dim_list, bit_list = integers("--dims", dims), integers("--bits", bits)
 
     from tqtool import files
-    from tqtool.codebook import lloyd_max
-    from tqtool.rendering.codebooks import codebook_table
+    from tqtool.codec.codebook import lloyd_max
+    from tqtool.rendering.answers.gen_codebooks import codebook_table
 
     check_dims(dim_list)
     books = [lloyd_max(dim, width, law) for dim in dim_list for width in bit_list]
@@ -102,7 +102,7 @@ def check_codebooks(
     squared error beyond that of the optimal table; exit 1 if a table costs more than --tolerance.
     """
     from tqtool.foreign.appraisal import appraise
-    from tqtool.rendering.appraisal import appraisal_json, appraisal_text
+    from tqtool.rendering.answers.check_codebooks import appraisal_json, appraisal_text
 
     if tolerance != tolerance:
         raise UsageError("--tolerance nan is not a number", code="usage")
@@ -118,8 +118,9 @@ def check_codebooks(
 
 def _foreign_tables(source: str, dim: int | None, bits: int | None) -> list[ForeignTable]:
     """Return the tables of a file, or of a comma list where no file has that name."""
-    from tqtool import files, foreign
+    from tqtool import files
     from tqtool.dumps.datafiles import listed
+    from tqtool.foreign import tables as foreign
     from tqtool.foreign.listings import bare_list
 
     if not source:
@@ -158,7 +159,7 @@ def integers(option: str, text: str, *, least: int = 0) -> list[int]:
 
 def check_dims(dims: Sequence[int]) -> None:
     """Refuse lengths that no vector of ours can have, although their table exists."""
-    from tqtool.rotation import nearest_dims, supported_dims
+    from tqtool.codec.rotation import nearest_dims, supported_dims
 
     for dim in dims:
         if dim not in supported_dims():
@@ -170,7 +171,8 @@ def check_dims(dims: Sequence[int]) -> None:
 
 
 def _contents(books: Sequence[Codebook], form: Format, dims: Sequence[int], bits: Sequence[int]) -> bytes:
-    from tqtool.rendering import codebooks, header
+    from tqtool.export import header
+    from tqtool.rendering.answers import gen_codebooks as codebooks
 
     if form == "npz":
         return codebooks.codebook_npz(books)
@@ -181,7 +183,7 @@ def _contents(books: Sequence[Codebook], form: Format, dims: Sequence[int], bits
 
 def _compare(path: str, data: bytes, form: Format, *, show: bool) -> None:
     """Say whether the file holds exactly `data`; exit 1 if not."""
-    from tqtool.inputs import open_input
+    from tqtool.dumps.inputs import open_input
 
     if show and form == "npz":
         raise UsageError("--diff shows text and npz is binary", code="usage", hint="use --check")

@@ -9,16 +9,16 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tqtool.codec import CodecSpec
-from tqtool.container import CRCS, HASHES, Plan, chunk_crcs, hashes, plan
-from tqtool.container.entries import META_TYPES, Compressed, Entry, signs_name, table_names
+from tqtool.codec.codec import CodecSpec
+from tqtool.codec.rotation import sign_bits
+from tqtool.container.format import CRCS, HASHES, Plan, chunk_crcs, hashes, plan
+from tqtool.container.manifest import META_TYPES, Compressed, Entry, signs_name, table_names
 from tqtool.container.pipeline import Block, Pipeline, Quality, Stats, Total
 from tqtool.dumps.arrays import Array, ArraySource, Box, Store
 from tqtool.dumps.datafiles import DataFile
-from tqtool.dumps.tensors import stored_type
+from tqtool.dumps.safetensors import stored_type
 from tqtool.files import Advance, FilePath, output_file
-from tqtool.rotation import sign_bits
-from tqtool.units import ordered_map
+from tqtool.parallel import ordered_map
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,16 +14,16 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from tqtool.codec import MAX_SCALE, Encoded, decode
-from tqtool.container import Container
-from tqtool.container.entries import FORMATS, META_TYPES, Compressed, Entry, Format, signs_name, table_names
+from tqtool.codec.codec import MAX_SCALE, Encoded, decode
+from tqtool.codec.reference import decode_with
+from tqtool.codec.rotation import signs
+from tqtool.container.format import Container
+from tqtool.container.manifest import FORMATS, META_TYPES, Compressed, Entry, Format, signs_name, table_names
 from tqtool.dumps.arrays import BLOCK_BYTES, FLOAT_TYPES, Box, Store, boxes_over
-from tqtool.dumps.tensors import Tensor, header_bytes, stored_type, tensor_bytes
+from tqtool.dumps.safetensors import Tensor, header_bytes, stored_type, tensor_bytes
 from tqtool.errors import InputError, IntegrityError, UsageError
 from tqtool.files import Advance, copy_bytes, unnamed_temporary
-from tqtool.reference import decode_with
-from tqtool.rotation import signs
-from tqtool.units import ordered_map
+from tqtool.parallel import ordered_map
 
 Unit = Callable[[], int]
 BLOCK_VALUES = BLOCK_BYTES // 4

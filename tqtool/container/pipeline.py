@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.codec import CodecSpec, Encoded, decode, encode, expected_error
+from tqtool.codec.codec import CodecSpec, Encoded, decode, encode, expected_error
 from tqtool.dumps.arrays import BLOCK_BYTES, Array, ArraySource, Box, Store
 from tqtool.errors import InputError
 from tqtool.health import quiet, refusal

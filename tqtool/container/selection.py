@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tqtool.codebook import Law
-from tqtool.codec import SCALE_RULES, CodecSpec, ScaleRule
-from tqtool.container.entries import Compressed, Copied, Entry, Kind
+from tqtool.codec.codebook import Law
+from tqtool.codec.codec import SCALE_RULES, CodecSpec, ScaleRule
+from tqtool.codec.rotation import hadamard_order, supported_dims
+from tqtool.codec.sizes import UNTOUCHED, KVConfig, Meta
+from tqtool.container.manifest import Compressed, Copied, Entry, Kind
 from tqtool.dumps.arrays import FLOAT_TYPES, ArraySource
 from tqtool.dumps.datafiles import DataFile, float_arrays, listed
 from tqtool.dumps.layouts import MAX_AXES, MIN_AXES, vectors_last
+from tqtool.dumps.names import meaning
 from tqtool.dumps.npy import check_float
-from tqtool.dumps.tensors import STORED
+from tqtool.dumps.safetensors import STORED
 from tqtool.errors import InputError, UsageError
-from tqtool.naming import meaning
-from tqtool.rotation import hadamard_order, supported_dims
-from tqtool.sizes import UNTOUCHED, KVConfig, Meta
 
 DEFAULT_BITS = 4
 DEFAULT_CONFIG = KVConfig(4, 2)  # of a file that holds keys and values

@@ -17,8 +17,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from tqtool.dumps.inputs import Opener
 from tqtool.errors import InputError
-from tqtool.inputs import Opener
 
 Box = tuple[range, ...]
 Array = NDArray[np.generic]

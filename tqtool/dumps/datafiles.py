@@ -9,11 +9,11 @@ from typing import BinaryIO, Literal
 
 from tqtool.dumps import npy, npz
 from tqtool.dumps.arrays import FLOAT_TYPES, ArraySource
-from tqtool.dumps.tensors import array_sources, is_header, read_header
+from tqtool.dumps.inputs import reopening, shown_name
+from tqtool.dumps.names import CONTAINER_SUFFIX, MANIFEST, meaning
+from tqtool.dumps.safetensors import array_sources, is_header, read_header
 from tqtool.errors import InputError
 from tqtool.files import FilePath, file_size
-from tqtool.inputs import reopening, shown_name
-from tqtool.naming import CONTAINER_SUFFIX, MANIFEST, meaning
 
 RESTORED = ".restored"  # in the names of what `decompress` writes
 ARCHIVES = (".npz", ".safetensors")

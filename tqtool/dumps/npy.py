@@ -12,8 +12,8 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from tqtool.dumps.arrays import FLOAT_TYPES, ArraySource, Store
+from tqtool.dumps.inputs import Opener
 from tqtool.errors import InputError
-from tqtool.inputs import Opener
 
 MAGIC = b"\x93NUMPY"
 

@@ -17,9 +17,9 @@ from typing import BinaryIO, cast
 
 from tqtool.dumps import npy
 from tqtool.dumps.arrays import ArraySource
+from tqtool.dumps.inputs import KeptOpen, Opener
 from tqtool.errors import InputError, OutputError
 from tqtool.files import binary_size, copy_bytes, unnamed_temporary
-from tqtool.inputs import KeptOpen, Opener
 
 MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
 HEADER_WINDOW = 1 << 14  # NumPy takes no header beyond 10,000 bytes

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.codebook import (
+from tqtool.codec.codebook import (
     LAWS,
     Codebook,
     Law,
@@ -26,9 +26,9 @@ from tqtool.codebook import (
     quantiles,
     variance,
 )
+from tqtool.codec.rotation import MAX_DIM, MIN_DIM
 from tqtool.errors import UsageError
-from tqtool.foreign import ForeignTable
-from tqtool.rotation import MAX_DIM, MIN_DIM
+from tqtool.foreign.tables import ForeignTable
 
 Array = NDArray[np.float64]
 Domain = Literal["centered", "unit", "unit-variance"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tqtool.rotation import MAX_DIM, MIN_DIM
+from tqtool.codec.rotation import MAX_DIM, MIN_DIM
 
 NAME_DEPTH = 8  # how far up a list looks for a name
 

@@ -1,1 +1,1 @@
-"""Values to text: tables, reports and the C header. Pure functions; nothing here prints or measures."""
+"""Values to text and tables. Pure functions; nothing here prints or measures."""

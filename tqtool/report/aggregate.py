@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.report import METRICS, Summary
+from tqtool.report.model import METRICS, Summary
 
 Array = NDArray[np.float64]
 

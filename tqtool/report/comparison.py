@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 
 from tqtool.errors import InputError
-from tqtool.report import METRICS, LayerValues, Report, Row
 from tqtool.report.aggregate import CONFIDENCE, MIN_CLUSTERS, clusters
+from tqtool.report.model import METRICS, LayerValues, Report, Row
 
 COMPARED = ("kl", "v_readout_err", "rel_err", "cos")
 Change = Literal["better", "worse", "same", "unclear"]

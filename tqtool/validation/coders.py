@@ -10,13 +10,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.baselines import BASELINES, Baseline, Format
-from tqtool.codebook import Law, distortion, lloyd_max
-from tqtool.codec import CodecSpec, ScaleRule, decode, encode, expected_error
+from tqtool.codec.codebook import Law, distortion, lloyd_max
+from tqtool.codec.codec import CodecSpec, ScaleRule, decode, encode, expected_error
+from tqtool.codec.sizes import FLOAT16_BYTES, FLOAT32_BYTES, UNTOUCHED, KVConfig, Meta, packed_bytes, vector_bytes
 from tqtool.report.params import Params
-from tqtool.sizes import FLOAT16_BYTES, FLOAT32_BYTES, UNTOUCHED, KVConfig, Meta, packed_bytes, vector_bytes
 from tqtool.validation.dataset import Dataset
-from tqtool.validation.heads import Coder, Pair
+from tqtool.validation.engines import BASELINES, Baseline, Format
+from tqtool.validation.measure import Coder, Pair
 
 Array32 = NDArray[np.float32]
 Side = Literal["k", "v"]

@@ -15,12 +15,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool import codec, health
-from tqtool.dumps import Dump
+from tqtool import health
+from tqtool.codec import codec
 from tqtool.dumps.arrays import ArraySource
+from tqtool.dumps.dump import Dump
+from tqtool.dumps.inputs import Input
 from tqtool.errors import InputError
-from tqtool.inputs import Input
-from tqtool.synthetic import SyntheticSet
+from tqtool.validation.synthetic import SyntheticSet
 
 Array = NDArray[np.float32]
 Arrays = tuple[

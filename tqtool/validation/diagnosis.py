@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, islice
 
 from tqtool.health import LARGE_OFFSET
-from tqtool.report import Finding, Report, Row, Source
-from tqtool.validation.gates import limit_of
+from tqtool.report.gates import limit_of
+from tqtool.report.model import Finding, Report, Row, Source
 
 MOST = 3
 PARALLEL = 0.9  # of that share: the vectors nearly all point the same way

@@ -8,14 +8,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.codebook import Law
-from tqtool.metrics import mean, sigma_pred
-from tqtool.report import METRICS, Bucket, LayerValues, Row, Summary
+from tqtool.codec.codebook import Law
+from tqtool.codec.sizes import FLOAT16_BYTES, FLOAT32_BYTES
 from tqtool.report.aggregate import Clusters, absent, head_means, summarize
-from tqtool.sizes import FLOAT16_BYTES, FLOAT32_BYTES
+from tqtool.report.model import METRICS, Bucket, LayerValues, Row, Summary
 from tqtool.validation.coders import Configuration
 from tqtool.validation.dataset import Dataset
-from tqtool.validation.heads import HeadResult, Pair, Plan
+from tqtool.validation.measure import HeadResult, Pair, Plan
+from tqtool.validation.metrics import mean, sigma_pred
 
 Array = NDArray[np.float64]
 

@@ -1,0 +1,1 @@
+"""The attention document: plain attention, RoPE, and the two caches."""

@@ -1,0 +1,130 @@
+"""Attention straight from packed codes, in the rotated domain.
+
+A stored vector is scale * R^-1 c, so q . x = scale * (R q) . c: queries are rotated once, scored against centroids,
+values are summed in the rotated domain, and the sum is un-rotated once. No cached vector is ever un-rotated. The C
+runtime does it where it was built; the NumPy functions below say what it computes.
+Source: the specification, Fused dequant-dot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqtool.attention.plain import Array, AttentionConfig, query_blocks, reach, soft_cap, softmax, visible
+from tqtool.attention.stored import PARALLEL_WORK, Stored
+from tqtool.codec.codec import CodecSpec, Encoded, engine
+from tqtool.codec.packing import unpack_columns
+from tqtool.codec.rotation import rotate, unrotate
+from tqtool.parallel import ordered_map
+from tqtool.runtime import binding as runtime
+
+BLOCK_BYTES = 1 << 20  # of centroids at a time, float32
+
+
+def fused_attention(
+    q: Array,
+    keys: Stored,
+    values: Stored,
+    config: AttentionConfig,
+    seen: NDArray[np.bool_] | None = None,
+    *,
+    threads: int | None = None,
+) -> NDArray[np.float32]:
+    """Return attention of q (batch, q_len, heads, dim) over stored keys and values, in float32.
+
+    The queries are of the last q_len vectors, as the configuration's masks count them; `seen` (1 or kv_heads, q_len, n)
+    hides vectors besides.
+    """
+    batch, q_len, heads, dim = q.shape
+    count, kv_heads = keys.row_of.shape
+    threads = 1 if batch * kv_heads * count * dim < PARALLEL_WORK else threads
+    if config.window is not None and seen is None and q_len == 1:
+        near = reach(1, count, config, start=count - 1)
+        keys, values, config = keys.part(near), values.part(near), replace(config, window=None)
+        count = near.stop - near.start
+    plain = seen is None and config.window is None and config.softcap is None
+    scaled = q.astype(np.float32) * np.float32(config.score_scale)
+    if plain and engine() == "runtime" and not (keys.protected or values.protected):
+        causal = config.causal
+        return runtime.attend(scaled, keys.encoded, values.encoded, scale=1.0, causal=causal, threads=threads)
+    out = np.empty(q.shape, np.float32)
+    units = list(product(range(batch), range(kv_heads)))
+    for part in query_blocks(q_len, batch * heads * count):
+        first, length = count - q_len + part.start, part.stop - part.start
+        near = reach(length, count, config, start=first)
+        start, width = first - near.start, near.stop - near.start
+        mask = visible(length, width, causal=config.causal, window=config.window, start=start)[None]
+        mask = mask if seen is None else mask & seen[:, part, near]
+        attend = partial(_attend_head, scaled[:, part], keys.part(near), values.part(near), config, mask, out[:, part])
+        for _ in ordered_map(attend, units, threads=threads):
+            pass
+    return out
+
+
+def _attend_head(
+    q: NDArray[np.float32],
+    keys: Stored,
+    values: Stored,
+    config: AttentionConfig,
+    seen: NDArray[np.bool_],
+    out: NDArray[np.float32],
+    unit: tuple[int, int],
+) -> None:
+    """Attention of one sequence and key-value head: the scaled queries' part of q into the same part of out."""
+    sequence, head = unit
+    group = q.shape[2] // keys.row_of.shape[1]
+    part = np.s_[sequence, :, head * group : (head + 1) * group]  # (q_len, group, dim)
+    rows = np.ascontiguousarray(q[part].reshape(-1, q.shape[3]))
+    raw = score(rows, keys.encoded, *unit)  # (q_len * group, n)
+    places, exact = keys.exact_head(*unit)
+    raw[:, places] = rows @ exact.T
+    raw = soft_cap(raw, config)
+    hidden = ~seen[min(head, len(seen) - 1)][:, None]
+    np.copyto(raw.reshape(q.shape[1], group, -1), -np.inf, where=hidden)
+    weights = softmax(raw)
+    places, exact = values.exact_head(*unit)
+    added = weights[:, places] @ exact
+    weights[:, places] = 0
+    out[part] = (mix(weights, values.encoded, *unit) + added).reshape(out[part].shape)
+
+
+def score(q: NDArray[np.float32], keys: Encoded, sequence: int, head: int) -> NDArray[np.float32]:
+    """Return the products of queries (m, dim) and one head's keys (batch, n, kv_heads), shape (m, n)."""
+    if engine() == "runtime":
+        return runtime.scores(q, keys, sequence, head)
+    codes, turned = keys.codes[sequence, :, head], rotate(q, keys.spec.seed)
+    out = np.empty((len(q), len(codes)), np.float32)
+    for part in _blocks(len(codes), keys.spec.dim):
+        np.matmul(turned, _centroid_columns(codes[part], keys.spec), out=out[:, part])
+    out *= keys.scales[sequence, :, head]
+    return out
+
+
+def mix(weights: NDArray[np.float32], values: Encoded, sequence: int, head: int) -> NDArray[np.float32]:
+    """Return the weighted sums (m, dim) of one head's values (batch, n, kv_heads), for weights (m, n)."""
+    if engine() == "runtime":
+        return runtime.mix(weights, values, sequence, head)
+    codes = values.codes[sequence, :, head]
+    total = np.zeros((len(weights), values.spec.dim))
+    scaled = weights * values.scales[sequence, :, head]
+    for part in _blocks(len(codes), values.spec.dim):
+        total += scaled[:, part] @ _centroid_columns(codes[part], values.spec).T
+    return unrotate(total.astype(np.float32), values.spec.seed)
+
+
+def _blocks(count: int, dim: int) -> list[slice]:
+    step = max(1, BLOCK_BYTES // (4 * dim))
+    return [slice(start, start + step) for start in range(0, count, step)]
+
+
+def _centroid_columns(codes: NDArray[np.uint8], spec: CodecSpec) -> NDArray[np.float32]:
+    """Encoded rows (n, code_bytes) as columns of centroids (dim, n)."""
+    columns: NDArray[np.float32] = spec.book.tables[1].take(
+        unpack_columns(np.ascontiguousarray(codes.T), spec.bits, spec.dim)
+    )
+    return columns

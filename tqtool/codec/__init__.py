@@ -1,0 +1,1 @@
+"""The format: its vocabulary, tables, rotation and packing; the readable reference; encode and decode."""

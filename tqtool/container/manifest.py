@@ -1,0 +1,185 @@
+"""The tensors of a compressed file as its manifest describes them, to JSON and back.
+
+The JSON of an entry has the same length before and after its late facts (measured error, hash of the source) are
+known, so that a header can be written last into a place kept for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, prod
+from typing import Any, Literal, get_args
+
+from tqtool import __version__
+from tqtool.codec.codec import CodecSpec
+from tqtool.codec.sizes import packed_bytes
+from tqtool.dumps.arrays import FLOAT_TYPES
+from tqtool.dumps.layouts import MAX_AXES, MIN_AXES
+from tqtool.dumps.safetensors import Header, damaged, load_json
+from tqtool.errors import TqError
+
+FORMAT = "tqtool"
+VERSION = "1.0"
+LAYOUT = "lsb-dense"
+ROTATION = "hadamard-signs"
+META_TYPES = {"range": "F32", "f32": "F32", "bf16": "BF16"}
+OWN = "tq."  # begins the names of the format's own tensors
+ERROR_WIDTH = 14  # of "%.8e"
+
+Format = Literal["npy", "npz", "safetensors"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+Kind = Literal["k", "v", "generic"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """A tensor of the source that is stored as codes."""
+
+    name: str
+    dtype: str  # of the source: f16, bf16, f32, f64
+    shape: tuple[int, ...]  # of the source
+    axis: int  # of the source's axes, the one that vectors lie along
+    kind: Kind
+    spec: CodecSpec
+    source_sha256: str | None = None  # of the source's bytes of this tensor; None: not computed
+    error: float | None = None  # relative squared error, measured; None: not measured
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The shape without the vector axis: that of the codes, but for their last axis."""
+        return self.shape[: self.axis] + self.shape[self.axis + 1 :]
+
+    @property
+    def count(self) -> int:
+        """The number of vectors."""
+        return prod(self.lead)
+
+    def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return type and shape of every tensor that decoding needs, by name."""
+        spec = self.spec
+        meta = (*self.lead, 2) if spec.meta == "range" else self.lead
+        return {
+            **{name: ("F32", (count,)) for name, count in zip(table_names(spec), _table_sizes(spec), strict=True)},
+            signs_name(spec): ("U8", (packed_bytes(spec.dim, 1),)),
+            f"{self.name}.meta": (META_TYPES[spec.meta], meta),
+            f"{self.name}.codes": ("U8", (*self.lead, spec.code_bytes)),
+        }
+
+
+def table_names(spec: CodecSpec) -> tuple[str, str]:
+    """Return the names of the tensors of boundaries and centroids."""
+    book = f"{spec.law}.{spec.dim}.{spec.bits}"
+    return f"{OWN}boundaries.{book}", f"{OWN}centroids.{book}"
+
+
+def signs_name(spec: CodecSpec) -> str:
+    """Return the name of the tensor of sign bits."""
+    return f"{OWN}signs.{spec.dim}"
+
+
+def _table_sizes(spec: CodecSpec) -> tuple[int, int]:
+    return 2**spec.bits - 1, 2**spec.bits
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A tensor of the source that is stored as it is."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return its type and shape, by name."""
+        return {self.name: (self.dtype.upper(), self.shape)}
+
+
+Entry = Compressed | Copied
+
+
+def file_metadata(entries: Sequence[Entry], source: str, metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return the `__metadata__` of a container."""
+    manifest = {"source": source, "metadata": metadata} if metadata else {"source": source}
+    described = ",".join(f"{_json(entry.name)}:{_describe(entry)}" for entry in entries)
+    return {
+        "format": FORMAT,
+        "tq_version": VERSION,
+        "tq_requires": "",
+        "tq_producer": f"tqtool {__version__}",
+        "tq_manifest": f'{_json(manifest)[:-1]},"tensors":{{{described}}}}}',
+    }
+
+
+def _describe(entry: Entry) -> str:
+    """Return the manifest's JSON for an entry, of the same length whatever its late facts."""
+    if isinstance(entry, Copied):
+        return _json({"shape": entry.shape, "dtype": entry.dtype, "copied": True})
+    spec = entry.spec
+    known = {
+        "shape": entry.shape,
+        "dtype": entry.dtype,
+        "axis": entry.axis,
+        "kind": entry.kind,
+        "bits": spec.bits,
+        "law": spec.law,
+        "scale_rule": spec.scale_rule,
+        "meta": spec.meta,
+        "seed": spec.seed,
+        "rotation": ROTATION,
+        "layout": LAYOUT,
+    }
+    # Inside the header the manifest is a string: two quotes become four characters.
+    sha256 = "null" + 64 * " " if entry.source_sha256 is None else _json(entry.source_sha256)
+    error = "null" if entry.error is None else f"{entry.error:.8e}"
+    if len(error) > ERROR_WIDTH:  # below 1e-99
+        error = f"{entry.error:.7e}"
+    return f'{_json(known)[:-1]},"source_sha256":{sha256},"error":{error.ljust(ERROR_WIDTH)}}}'
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def parse_manifest(header: Header) -> tuple[tuple[Entry, ...], Format, dict[str, str]]:
+    """Return a container's entries, its source's format and metadata; `IntegrityError` if anything does not fit."""
+    label = header.label
+    try:
+        manifest = load_json(header.metadata.get("tq_manifest", ""))
+        source, metadata, described = manifest["source"], manifest.get("metadata", {}), manifest["tensors"]
+        if source not in FORMATS or not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("source")
+        entries = tuple(_entry(name, facts) for name, facts in described.items())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TqError) as error:
+        raise damaged(label, f"manifest: {' '.join(repr(error).split())[:120]}") from error
+    promised: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for entry in entries:
+        promised |= entry.tensors()
+    there = {tensor.name: (tensor.dtype, tensor.shape) for tensor in header.tensors}
+    for name, place in promised.items():
+        if there.get(name) != place:
+            raise damaged(label, f"tensor {name!r} should be {place[0]} {place[1]}")
+    return entries, source, metadata
+
+
+def _entry(name: str, facts: dict[str, Any]) -> Entry:
+    shape, dtype = tuple(facts["shape"]), facts["dtype"]
+    if not all(type(size) is int and size >= 0 for size in shape) or not isinstance(dtype, str):
+        raise ValueError(f"{name}: shape {shape}, dtype {dtype}")
+    if facts.get("copied") is True:
+        return Copied(name, dtype, shape)
+    axis, sha256, error = facts["axis"], facts["source_sha256"], facts["error"]
+    if not (MIN_AXES <= len(shape) <= MAX_AXES and type(axis) is int and 0 <= axis < len(shape)):
+        raise ValueError(f"{name}: axis {axis} of {shape}")
+    if dtype not in FLOAT_TYPES or facts["kind"] not in KINDS or facts["layout"] != LAYOUT:
+        raise ValueError(f"{name}: dtype {dtype}, kind {facts['kind']}, layout {facts['layout']}")
+    if facts["rotation"] != ROTATION or any(type(facts[key]) is not int for key in ("bits", "seed")):
+        raise ValueError(f"{name}: rotation {facts['rotation']}, bits {facts['bits']}, seed {facts['seed']}")
+    if not (sha256 is None or (isinstance(sha256, str) and len(sha256) == 64)):
+        raise ValueError(f"{name}: source_sha256 {sha256}")
+    if not (error is None or (isinstance(error, float) and isfinite(error))):
+        raise ValueError(f"{name}: error {error}")
+    spec = CodecSpec(shape[axis], facts["bits"], facts["law"], facts["scale_rule"], facts["meta"], facts["seed"])
+    return Compressed(name, dtype, shape, axis, facts["kind"], spec, sha256, error)

@@ -1,0 +1,97 @@
+"""The memory calculator's answer as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tqtool.codec.sizes import AttentionLayer, CacheSize, KVConfig, Meta
+from tqtool.rendering.tables import Column, table_text
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def byte_text(count: int) -> str:
+    """Return a byte count in the largest binary unit that keeps it at 1 or more: `1792 B`, `3.5 MiB`."""
+    value = float(count)
+    unit = 0
+    while value >= 1024 * (10 if unit == 0 else 1) and unit + 1 < len(UNITS):
+        value /= 1024
+        unit += 1
+    return f"{value:.4g} {UNITS[unit]}" if unit else f"{count} B"
+
+
+def shape_text(layers: Sequence[AttentionLayer]) -> str:
+    """Return the layers in words; equal ones are counted together."""
+    kinds = dict.fromkeys(layers)
+    return " + ".join(
+        f"{plural(layers.count(kind), 'layer')} x {plural(kind.kv_heads, 'KV head')} x {kind.head_dim}"
+        + (f" (window {kind.window})" if kind.window else "")
+        for kind in kinds
+    )
+
+
+def plural(count: int, noun: str) -> str:
+    """Return "1 layer", "2 layers"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def size_text(
+    sizes: Mapping[KVConfig, CacheSize],
+    layers: Sequence[AttentionLayer],
+    tokens: int,
+    meta: Meta,
+    *,
+    terminal: bool,
+) -> str:
+    """Return the table of `tqtool size`."""
+    columns = [Column("config", "left")] + [
+        Column(title)
+        for title in ("payload", "with metadata", "bytes", "FP32", "vs FP32", "payload vs FP32", "vs FP16")
+    ]
+    rows = [
+        [
+            str(config),
+            byte_text(size.payload),
+            byte_text(size.total),
+            str(size.total),
+            byte_text(size.float32),
+            ratio_text(size.float32, size.total),
+            ratio_text(size.float32, size.payload),
+            ratio_text(size.float16, size.total),
+        ]
+        for config, size in sizes.items()
+    ]
+    title = f"{shape_text(layers)} x {plural(tokens, 'token')}, metadata {meta}"
+    return table_text(columns, rows, terminal=terminal, title=title)
+
+
+def ratio_text(before: int, after: int) -> str:
+    """Return before / after as `9.14x`, or a dash where nothing is stored."""
+    return f"{before / after:.2f}x" if after else "-"
+
+
+def size_json(
+    sizes: Mapping[KVConfig, CacheSize], layers: Sequence[AttentionLayer], tokens: int, meta: Meta
+) -> dict[str, Any]:
+    """Return the same values for programs."""
+    return {
+        "schema": "tqtool.size/1",
+        "tokens": tokens,
+        "meta": meta,
+        "layers": [
+            {"kv_heads": layer.kv_heads, "head_dim": layer.head_dim, "window": layer.window} for layer in layers
+        ],
+        "rows": [
+            {
+                "config": str(config),
+                "payload_bytes": size.payload,
+                "total_bytes": size.total,
+                "float32_bytes": size.float32,
+                "float16_bytes": size.float16,
+                "ratio_float32": size.float32 / size.total if size.total else None,
+                "ratio_float16": size.float16 / size.total if size.total else None,
+            }
+            for config, size in sizes.items()
+        ],
+    }

@@ -1,0 +1,288 @@
+"""The C runtime, where it was compiled: the same operations as `reference`, the same bits, much faster.
+
+Every call releases the interpreter lock, so threads run side by side; arrays are handed over as they lie in memory,
+after their shapes and types were checked. `turboquant.h` beside this file says what the functions do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqtool.parallel import default_threads, ordered_map
+
+if TYPE_CHECKING:
+    from tqtool.codec.codec import CodecSpec, Encoded
+
+try:
+    from tqtool.runtime._turboquant import ffi, lib
+except ImportError:  # not compiled: the reference serves
+    lib = ffi = None
+
+API = 1  # FA_TQ_API of turboquant.h beside this file
+stale = lib is not None and getattr(lib, "FA_TQ_API", 0) != API  # compiled for another version: it must not be called
+if stale:
+    lib = ffi = None
+
+_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}  # enum fa_tq_type
+
+
+def available() -> bool:
+    """Return whether the compiled runtime is loaded."""
+    return lib is not None
+
+
+def instructions() -> str:
+    """Return the instruction set in use: "avx2" or "plain"; "" without the runtime."""
+    return "" if lib is None else str(ffi.string(lib.fa_tq_instructions(ffi.NULL)).decode())
+
+
+def selftest() -> str:
+    """Return "" if every instruction set of this build gives the golden bits, else what is wrong."""
+    error = lib.fa_tq_selftest()
+    return "" if error == 0 else str(ffi.string(lib.fa_tq_strerror(error)).decode())
+
+
+def encode_rows(
+    rows: NDArray[np.floating],
+    spec: CodecSpec,
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    norms: NDArray[np.float32],
+    *,
+    plain: bool = False,
+) -> int:
+    """Encode rows (n, dim), float32, float16 or bfloat16, into codes (n, code_bytes), scales (n,) and norms (n,).
+
+    Returns -1, or the index of the first row whose norm is not finite or exceeds 2^120. `plain` keeps to the kernels
+    without special instructions, for tests.
+    """
+    count = len(rows)
+    _require(rows.shape == (count, spec.dim))
+    _require(codes.shape == (count, spec.code_bytes))
+    _require(scales.shape == norms.shape == (count,))
+    bad = ffi.new("size_t *")
+    error = lib.fa_tq_encode(
+        _state(spec, spec, plain=plain),
+        True,
+        ffi.from_buffer(rows.view(np.uint8)),
+        _TYPES[rows.dtype.name],
+        count,
+        _bytes(codes, written=True),
+        _floats(scales, written=True),
+        False,
+        _floats(norms, written=True),
+        1,
+        bad,
+    )
+    if error in (lib.FA_TQ_ERR_VALUE, lib.FA_TQ_ERR_NORM):
+        return int(bad[0])
+    _require(error == 0, error)
+    return -1
+
+
+def decode_rows(
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    spec: CodecSpec,
+    out: NDArray[np.float32],
+    *,
+    plain: bool = False,
+) -> None:
+    """Decode codes (n, code_bytes) and scales (n,) into out (n, dim): the inverse of `encode_rows`."""
+    count = len(codes)
+    _require(codes.shape == (count, spec.code_bytes))
+    _require(scales.shape == (count,))
+    _require(out.shape == (count, spec.dim))
+    state = _state(spec, spec, plain=plain)
+    error = lib.fa_tq_decode(state, True, _bytes(codes), _floats(scales), False, 1, count, _floats(out, written=True))
+    _require(error == 0, error)
+
+
+def rotate_rows(rows: NDArray[np.float32], spec: CodecSpec, *, inverse: bool = False) -> NDArray[np.float32]:
+    """Return the rotated rows (n, dim), or with `inverse` the unrotated ones."""
+    _require(rows.ndim == 2)
+    _require(rows.shape[1] == spec.dim)
+    state, out = _state(spec, spec), np.empty(rows.shape, np.float32)
+    turn = lib.fa_tq_rotate_inverse if inverse else lib.fa_tq_rotate
+    for source, target in zip(rows, out, strict=True):
+        turn(state, _floats(source), _floats(target, written=True))
+    return out
+
+
+def attend(
+    q: NDArray[np.float32],
+    keys: Encoded,
+    values: Encoded,
+    *,
+    scale: float,
+    causal: bool = False,
+    tokens: int | Sequence[int] | None = None,
+    threads: int | None = None,
+) -> NDArray[np.float32]:
+    """Return the attention of q (batch, q_len, q_heads, dim) on packed keys and values, same shape as q.
+
+    keys and values are `Encoded` of lead shape (batch, slots, kv_heads), one dim and one seed; any strides but in the
+    last axes. The first `tokens` slots are read (default: all; one number, or one per batch entry). Query head h reads
+    head h // (q_heads / kv_heads). With `causal` the queries are the newest: query i sees tokens - q_len + 1 + i
+    tokens; one that sees none gives zeros. Float32 throughout; the same bits for any number of threads.
+    """
+    batch, q_len, q_heads, dim = q.shape
+    slots, kv_heads = keys.codes.shape[1:3]
+    lengths = list(tokens) if isinstance(tokens, Sequence) else [slots if tokens is None else tokens] * batch
+    _require(len(lengths) == batch)
+    _require(dim == keys.spec.dim == values.spec.dim)
+    _require(keys.spec.seed == values.spec.seed)
+    _require(keys.codes.shape[:3] == values.codes.shape[:3] == (batch, slots, kv_heads))
+    _require(q_heads % kv_heads == 0)
+    _require(all(0 <= length <= slots for length in lengths))
+    group = q_heads // kv_heads
+    q = np.ascontiguousarray(q, np.float32)
+    out = np.empty_like(q)
+    state = _state(keys.spec, values.spec)
+    rows_at_once = max(1, QUERIES // group)
+    threads = default_threads() if threads is None else threads
+    if sum(lengths) * kv_heads * dim * -(-q_len // rows_at_once) < WORTH_THREADS:
+        threads = 1
+    shares = min(kv_heads, -(-threads // batch))  # a thread's heads lie side by side: it reads memory in order
+    bounds = [kv_heads * i // shares for i in range(shares + 1)]
+
+    def attend_unit(unit: tuple[int, int, int, int]) -> None:
+        b, head, end, first = unit
+        rows = min(rows_at_once, q_len - first)
+        seen = max(0, lengths[b] - (q_len - first - rows)) if causal else lengths[b]
+        sides = [_packed(side, b) for side in (keys, values)]
+        scratch = np.empty(lib.fa_tq_attend_scratch(state, end - head, rows, group), np.float32)
+        error = lib.fa_tq_attend(
+            state,
+            *sides,
+            seen,
+            head,
+            end - head,
+            _floats(q[b, first:]),
+            rows,
+            q_heads,
+            group,
+            scale,
+            causal,
+            _floats(scratch, written=True),
+            _floats(out[b, first:], written=True),
+        )
+        _require(error == 0, error)
+
+    units = [
+        (b, head, end, first)
+        for b in range(batch)
+        for head, end in pairwise(bounds)
+        for first in range(0, q_len, rows_at_once)
+    ]
+    for _ in ordered_map(attend_unit, units, threads=threads):
+        pass
+    return out
+
+
+def scores(q: NDArray[np.float32], keys: Encoded, sequence: int, head: int) -> NDArray[np.float32]:
+    """Return the products of queries (count, dim) and one head's packed keys, (count, slots): half of `attend`.
+
+    keys is `Encoded` of lead shape (batch, slots, kv_heads).
+    """
+    count, slots = len(q), keys.codes.shape[1]
+    state, out = _state(keys.spec, keys.spec), np.empty((count, slots), np.float32)
+    scratch = np.empty(lib.fa_tq_attend_scratch(state, 1, count, 1), np.float32)
+    _require(q.shape == (count, keys.spec.dim))
+    error = lib.fa_tq_scores(
+        state,
+        _packed(keys, sequence),
+        slots,
+        head,
+        _floats(q),
+        count,
+        _floats(scratch, written=True),
+        _floats(out, written=True),
+    )
+    _require(error == 0, error)
+    return out
+
+
+def mix(weights: NDArray[np.float32], values: Encoded, sequence: int, head: int) -> NDArray[np.float32]:
+    """Return the weighted sums (count, dim) of one head's packed values, weights (count, slots): the other half."""
+    count, slots = weights.shape
+    state, out = _state(values.spec, values.spec), np.empty((count, values.spec.dim), np.float32)
+    scratch = np.empty(lib.fa_tq_attend_scratch(state, 1, count, 1), np.float32)
+    _require(slots == values.codes.shape[1])
+    error = lib.fa_tq_mix(
+        state,
+        _packed(values, sequence),
+        slots,
+        head,
+        _floats(weights),
+        count,
+        _floats(scratch, written=True),
+        _floats(out, written=True),
+    )
+    _require(error == 0, error)
+    return out
+
+
+QUERIES = 16  # of one key-value head that share a pass over the keys and values
+WORTH_THREADS = 1 << 22  # coordinates; fewer are read in the time that starting threads takes
+
+
+def _packed(side: Encoded, batch: int) -> Any:
+    """Return the C view of one sequence: fields in the order of `fa_tq_packed`."""
+    codes, meta = side.codes[batch], side.meta[batch]
+    size = meta.itemsize
+    _require(codes.strides[-1] == 1 or codes.shape[-1] == 1)
+    _require(meta.ndim == 2 or meta.strides[-1] == size)
+    _require(not any(stride % size for stride in meta.strides))
+    code_start, scale_start = (ffi.cast("void *", part.__array_interface__["data"][0]) for part in (codes, meta))
+    scale_strides = (meta.strides[0] // size, meta.strides[1] // size)
+    fields = (code_start, *codes.strides[:2], scale_start, *scale_strides, side.spec.meta == "bf16")
+    return ffi.new("fa_tq_packed *", fields)
+
+
+def _require(holds: bool, error: int = 0) -> None:
+    """Guard what the compiled code relies on; unlike an `assert` it stays under -O."""
+    if not holds:
+        raise ValueError(f"arrays do not fit each other{f' (error {error})' if error else ''}")
+
+
+@cache
+def _state(keys: CodecSpec, values: CodecSpec, *, plain: bool = False) -> Any:
+    """Return the C state of these tables; it never changes, so all threads share it."""
+    tables, alive = [], []
+    for spec in (keys, values):
+        boundaries, centroids = (_floats(np.array(part, np.float32)) for part in spec.book.tables)
+        alive += [boundaries, centroids]
+        tables.append(
+            ffi.new(
+                "fa_tq_table *",
+                {
+                    "bits": spec.bits,
+                    "scale_rule": getattr(lib, f"FA_TQ_{spec.scale_rule.upper()}"),
+                    "boundaries": boundaries,
+                    "centroids": centroids,
+                },
+            )
+        )
+    state = lib.fa_tq_init_with(keys.dim, *tables, keys.seed)
+    if state == ffi.NULL:
+        raise MemoryError(f"no runtime state for {keys}")
+    if plain:
+        lib.fa_tq_use_plain(state)
+    return ffi.gc(state, lib.fa_tq_free)
+
+
+def _floats(array: NDArray[np.float32], *, written: bool = False) -> Any:
+    _require(array.dtype == np.float32)
+    return ffi.from_buffer("float[]", array, require_writable=written)
+
+
+def _bytes(array: NDArray[np.uint8], *, written: bool = False) -> Any:
+    _require(array.dtype == np.uint8)
+    return ffi.from_buffer("uint8_t[]", array, require_writable=written)

@@ -1,0 +1,210 @@
+"""Measure one KV head under many configurations: the inner loop of `validate`.
+
+Keys alone decide the weights and values alone what is read out, so each key coder and each value coder is applied
+once and the configurations are pairs of them. Queries run in blocks whose size depends on the data alone: the
+numbers do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqtool.attention.plain import sees
+from tqtool.health import examine
+from tqtool.validation import metrics
+from tqtool.validation.dataset import Head
+
+Array = NDArray[np.float64]
+Array32 = NDArray[np.float32]
+Pair = tuple[str, str]  # names of a key and a value coder; "" = exact
+
+BLOCK_SCORES = 1 << 17  # of one block: 1 MiB, so that the passes over it stay in the cache
+MIN_BLOCK_QUERIES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Coder:
+    """One way to store the keys or the values of a head."""
+
+    name: str  # "4" for 4 bits, "q8_0" …
+    restore: Callable[[Array32, int, int], Array32]  # (tokens, dim), layer, seed -> what decoding gives
+    expected: Callable[[Array32, int], float] | None = None  # (x, layer) -> summed squared error in theory
+    distortion: Callable[[int], float] | None = None  # D_b by dim, for the predictions
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure on every head."""
+
+    pairs: tuple[Pair, ...]  # configurations as names of coders
+    key_coders: Mapping[str, Coder]
+    value_coders: Mapping[str, Coder]
+    scale: float
+    causal: bool
+    window: int | None = None  # under causal: a query sees keys less than this many positions away
+    residual_window: int = 0  # the newest tokens, seen from each query, are exact
+    nosink_tokens: int = 1
+    key_mean_removed: bool = False  # for sigma_pred: the coders see keys less their mean
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadResult:
+    """What one head gave."""
+
+    layer: int
+    head: int
+    positions: NDArray[np.intp]
+    queries: Mapping[Pair, Mapping[str, Array]]  # per query; ("", "") holds what needs no configuration
+    storage: Mapping[Pair, Mapping[str, float]]  # per head: ("4", "") for a key coder, ("", "2") for a value coder
+    facts: Mapping[str, float]  # of the data alone: sizes, key offset, zero vectors
+    overflow: frozenset[str]  # coders that gave back what is not finite; their numbers mean nothing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stored:
+    """The keys and values of a head in float64, exact and as each coder gives them back."""
+
+    k: Array  # (tokens, dim)
+    v: Array
+    mean_k: Array  # (dim,)
+    mean_v: Array
+    keys: Mapping[str, Array]
+    values: Mapping[str, Array]
+
+
+def measure_head(unit: Head, seed: int, *, plan: Plan) -> HeadResult:
+    """Return every metric of one head under one rotation seed."""
+    keys, key_overflow = _restored(plan.key_coders, unit.k, unit.layer, seed)
+    values, value_overflow = _restored(plan.value_coders, unit.v, unit.layer, seed)
+    k, v = unit.k.astype(np.float64), unit.v.astype(np.float64)
+    stored = _Stored(k, v, k.mean(axis=0), v.mean(axis=0), keys, values)
+    blocks = [
+        _measure_block(unit.q[start:stop], unit.positions[start:stop], stored, plan)
+        for start, stop in _blocks(len(unit.q), len(k))
+    ]
+    queries = {
+        pair: {name: np.concatenate([block[pair][name] for block in blocks]) for name in found}
+        for pair, found in blocks[0].items()
+    }
+    storage: dict[Pair, Mapping[str, float]] = {}
+    for name, coder in plan.key_coders.items():
+        expected = coder.expected(unit.k, unit.layer) if coder.expected else 0.0
+        storage[name, ""] = _storage("k", k, keys[name], expected)
+    for name, coder in plan.value_coders.items():
+        expected = coder.expected(unit.v, unit.layer) if coder.expected else 0.0
+        storage["", name] = _storage("v", v, values[name], expected)
+    overflow = key_overflow | value_overflow
+    return HeadResult(unit.layer, unit.head, unit.positions, queries, storage, _facts(unit), overflow)
+
+
+def _restored(
+    coders: Mapping[str, Coder], x: Array32, layer: int, seed: int
+) -> tuple[dict[str, Array], frozenset[str]]:
+    """What each coder gives back, and the names of those that overflow: for them the exact values stand in."""
+    with np.errstate(over="ignore", invalid="ignore"):  # other engines' float16 scales; ours refuse such vectors
+        found = {name: coder.restore(x, layer, seed).astype(np.float64) for name, coder in coders.items()}
+    overflow = frozenset(name for name, other in found.items() if not np.isfinite(other).all())
+    return found | {name: x.astype(np.float64) for name in overflow}, overflow
+
+
+def _blocks(queries: int, keys: int) -> list[tuple[int, int]]:
+    step = max(MIN_BLOCK_QUERIES, BLOCK_SCORES // keys)
+    return [(start, min(start + step, queries)) for start in range(0, queries, step)]
+
+
+def _measure_block(
+    queries: Array32, positions: NDArray[np.intp], stored: _Stored, plan: Plan
+) -> dict[Pair, dict[str, Array]]:
+    last = int(positions[-1]) + 1 if plan.causal else len(stored.k)  # keys beyond are seen by no query of the block
+    q, k, v = queries.astype(np.float64), stored.k[:last], stored.v[:last]
+    places = np.arange(last)
+    seen = sees(positions, places, causal=True, window=plan.window) if plan.causal else None
+    recent = places > positions[:, None] - plan.residual_window if plan.residual_window else None
+    keys_seen = np.full(len(q), last) if seen is None else np.count_nonzero(seen, axis=1)
+
+    q_scaled = q * plan.scale
+    exact_scores = q_scaled @ k.T
+    kept_scores = exact_scores.copy() if recent is not None else exact_scores
+    exact = metrics.attention_weights(exact_scores, seen)
+    output = exact.p @ v
+    count = metrics.TOP + plan.nosink_tokens
+    top = metrics.top_keys(exact, count)
+    rest = metrics.without_first(top, plan.nosink_tokens, metrics.TOP)
+    centred_keys = k - stored.mean_k if plan.key_mean_removed else k
+    found: dict[Pair, dict[str, Array]] = {
+        ("", ""): {
+            "n_eff": metrics.n_eff(exact),
+            "sink_share": metrics.sink_share(exact, plan.nosink_tokens),
+            "score_noise": metrics.score_noise(exact, q, centred_keys),
+            "readout_noise": metrics.readout_noise(exact, v, output),
+        }
+    }
+
+    def compare(other: Array, side: str) -> dict[str, Array]:
+        moved, moved_other = output - stored.mean_v, other - stored.mean_v
+        return {
+            f"cos{side}": metrics.cosine(output, other),
+            f"rel_err{side}": metrics.rel_err(output, other),
+            f"cos_centered{side}": metrics.cosine(moved, moved_other),
+            f"rel_err_centered{side}": metrics.rel_err(moved, moved_other),
+        }
+
+    def read_out(weights: Array, restored: Array) -> Array:
+        mixed: Array = weights @ restored
+        if recent is not None:  # what the newest tokens lost in the product above is given back
+            since = max(0, int(positions[0]) - plan.residual_window + 1)
+            mixed += np.where(recent[:, since:], weights[:, since:], 0.0) @ (v[since:] - restored[since:])
+        return mixed
+
+    restored_values = {name: stored.values[name][:last] for name in plan.value_coders}
+    for name, restored in restored_values.items():
+        side = compare(read_out(exact.p, restored), "_vonly")
+        found[("", name)] = side | {"v_readout_err": side["rel_err_vonly"]}
+    for name in plan.key_coders:
+        scores = q_scaled @ stored.keys[name][:last].T
+        if recent is not None:
+            np.copyto(scores, kept_scores, where=recent)
+        other = metrics.attention_weights(scores, seen)
+        ratio = metrics.log_ratio(exact, other)
+        other_top = metrics.top_keys(other, count)
+        other_rest = metrics.without_first(other_top, plan.nosink_tokens, metrics.TOP)
+        found[(name, "")] = {
+            "kl": metrics.kl(exact, ratio),
+            "kl_nosink": metrics.kl_without(exact, other, ratio, plan.nosink_tokens),
+            "sigma_a": metrics.sigma_a(exact, ratio),
+            "tv": metrics.tv(exact, other),
+            "top1_decisive": metrics.top1_decisive(exact, top, other_top),
+            "mass_8": metrics.mass_8(exact, top, other_top, keys_seen),
+            "mass_8_nosink": metrics.mass_8(exact, rest, other_rest, keys_seen - plan.nosink_tokens),
+        } | compare(other.p @ v, "_konly")
+        for value_name in dict.fromkeys(value for key, value in plan.pairs if key == name):
+            found[(name, value_name)] = compare(read_out(other.p, restored_values[value_name]), "")
+    return found
+
+
+def _storage(side: str, exact: Array, restored: Array, expected: float) -> dict[str, float]:
+    error, energy = float(np.sum((restored - exact) ** 2)), float(np.sum(exact * exact))
+    return {
+        f"{side}_rel_mse": error / energy if energy > 0 else np.nan,
+        f"{side}_distortion_ratio": error / expected if expected > 0 else np.nan,
+        f"{side}_cos": metrics.mean(metrics.cosine(exact, restored)),
+        f"{side}_norm_ratio": metrics.mean(metrics.norm_ratio(exact, restored)),
+    }
+
+
+def _facts(unit: Head) -> dict[str, float]:
+    keys, values = (examine(x[None]) for x in (unit.k, unit.v))
+    return {
+        "tokens": float(len(unit.k)),
+        "dim": float(unit.k.shape[1]),
+        "key_offset": keys.offset_share,
+        "outlier_share": metrics.outlier_share(unit.k.astype(np.float64)),
+        "zero_keys": float(keys.zero_vectors),
+        "zero_values": float(values.zero_vectors),
+        "norm_max": max(keys.norm_max, values.norm_max),
+        "iid": float(keys.looks_iid and values.looks_iid),
+    }
