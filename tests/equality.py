@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool.codec import reference
-from tqtool.codec.codec import CodecSpec
 from tqtool.codec.rotation import unrotate
+from tqtool.codec.spec import CodecSpec
 from tqtool.runtime import binding as runtime
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
@@ -16,7 +16,7 @@ DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat1
 
 def hard_rows(dim: int, bits: int, count: int, seed: int, dtype: np.dtype) -> NDArray[np.generic]:
     """Rows (count, dim): one of each fault class, in random places, among normal ones."""
-    boundaries = CodecSpec(dim, bits).book.tables[0]
+    boundaries = CodecSpec(dim, bits).boundaries
     rng = np.random.default_rng([dim, bits, count, seed])
     return fault_rows(dim, count, [boundary_row(dim, boundaries, seed)], rng, dtype)
 
@@ -56,19 +56,17 @@ def fault_rows(
 
 def outputs(engine: str, rows: NDArray[np.generic], spec: CodecSpec) -> dict[str, NDArray[np.generic]]:
     """What `engine` ("reference", "plain" or "best") makes of the rows."""
-    count = len(rows)
-    codes = np.empty((count, spec.code_bytes), np.uint8)
-    scales, norms = np.empty((2, count), np.float32)
-    decoded = np.empty((count, spec.dim), np.float32)
+    encoded = spec.zeros((len(rows),))
+    decoded = np.empty(rows.shape, np.float32)
     if engine == "reference":
-        bad = reference.encode_rows(rows, spec, codes, scales, norms)
-        reference.decode_rows(codes, scales, spec, decoded)
+        bad = reference.encode_rows(rows, encoded)
+        reference.decode_rows(encoded, decoded)
     else:
         plain = engine == "plain"
-        bad = runtime.encode_rows(rows, spec, codes, scales, norms, plain=plain)
-        runtime.decode_rows(codes, scales, spec, decoded, plain=plain)
+        bad = runtime.encode_rows(rows, encoded, plain=plain)
+        runtime.decode_rows(encoded, decoded, plain=plain)
     assert bad == -1
-    return {"codes": codes, "scales": scales, "norms": norms, "decoded": decoded}
+    return {**encoded.arrays, "decoded": decoded}
 
 
 def differences(rows: NDArray[np.generic], spec: CodecSpec, engines: tuple[str, ...] = ("best", "plain")) -> list[str]:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from tqtool.attention.cache import KVCache, TurboQuantCache, attention_cached, plain_attention
 from tqtool.attention.plain import AttentionConfig, attention
-from tqtool.codec.codec import CodecSpec, decode, encode
+from tqtool.codec.codec import decode, encode
 from tqtool.codec.sizes import AttentionLayer, KVConfig, cache_size
+from tqtool.codec.spec import CodecSpec
 from tqtool.errors import InputError, TqError, UsageError
 
 Array = NDArray[Any]
@@ -211,7 +212,7 @@ def test_long_caches_are_read_in_blocks_by_threads(monkeypatch: pytest.MonkeyPat
     q = draw(15, 1, 1, 4, DIM)
     config = AttentionConfig(4, DIM, KV_HEADS, causal=True)
     whole = cache.attention(q, 0, 23, config)
-    monkeypatch.setattr("tqtool.attention.fused.BLOCK_BYTES", 4 * DIM * 5)
+    monkeypatch.setattr("tqtool.codec.reference.BLOCK_BYTES", 4 * DIM * 5)
     monkeypatch.setattr("tqtool.attention.fused.PARALLEL_WORK", 1)
     assert relative(cache.attention(q, 0, 23, config), whole) < FUSED
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from tqtool.attention.cache import TurboQuantCache, attention_cached
 from tqtool.attention.plain import AttentionConfig
-from tqtool.codec.codec import CodecSpec
 from tqtool.codec.sizes import KVConfig
+from tqtool.codec.spec import CodecSpec
 from tqtool.runtime import binding as runtime
 
 pytestmark = pytest.mark.skipif(not runtime.available(), reason="the C runtime was not compiled: no C compiler")

@@ -14,7 +14,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import integrate
 
 from tqtool.codec import codebook
-from tqtool.codec.codebook import LAWS, Law, distortion, expected_error, lloyd_max
+from tqtool.codec.codebook import distortion, expected_error, lloyd_max
+from tqtool.codec.terms import LAWS, Law
 from tqtool.errors import BugError, UsageError
 
 SPECIFICATION = [(dim, bits) for dim in (64, 96, 128, 160) for bits in (2, 3, 4)]

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from tqtool.codec import codec, reference
-from tqtool.codec.codec import SCALE_RULES, CodecSpec, Encoded, decode, encode, row_blocks
+from tqtool.codec.codec import decode, encode, row_blocks
 from tqtool.codec.rotation import unrotate
+from tqtool.codec.spec import CodecSpec, Encoded
+from tqtool.codec.terms import SCALE_RULES
 from tqtool.errors import InputError, IntegrityError, TqError, UsageError
 
 
@@ -26,7 +28,7 @@ def reference_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def special_vectors(dim: int, spec: CodecSpec) -> np.ndarray:
     """One vector of each class that has broken a codec somewhere."""
-    boundaries = spec.book.tables[0]
+    boundaries = spec.boundaries
     on_boundary = unrotate(boundaries.repeat(-(-dim // len(boundaries)))[:dim][None] * np.float32(1), spec.seed)[0]
     one_hot = np.zeros(dim)
     one_hot[dim // 3] = -2.5
@@ -248,7 +250,7 @@ def test_impossible_scales_are_refused_on_decode(scale: float) -> None:
 def test_encoded_holds_only_arrays_that_fit_its_spec() -> None:
     with pytest.raises(ValueError, match="codes uint8"):
         Encoded(CodecSpec(64), np.zeros((1, 31), np.uint8), np.zeros((1, 2), np.float32))
-    with pytest.raises(ValueError, match="metadata float32"):
+    with pytest.raises(ValueError, match="meta float32"):
         Encoded(CodecSpec(64), np.zeros((1, 32), np.uint8), np.zeros((1,), np.float32))
 
 

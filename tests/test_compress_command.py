@@ -17,7 +17,8 @@ from conftest import Run
 from numpy.testing import assert_array_equal
 from safetensors.numpy import load_file, save_file
 
-from tqtool.codec.codec import CodecSpec, decode, encode
+from tqtool.codec.codec import decode, encode
+from tqtool.codec.spec import CodecSpec
 from tqtool.dumps.arrays import Array
 
 

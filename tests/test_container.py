@@ -18,8 +18,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import tqtool
-from tqtool.codec.codec import CodecSpec, decode, encode
+from tqtool.codec.codec import decode, encode
 from tqtool.codec.sizes import KVConfig
+from tqtool.codec.spec import CodecSpec
 from tqtool.container import pipeline
 from tqtool.container.compression import Result, compress_file
 from tqtool.container.decompression import check_damage, form_of, restore, select

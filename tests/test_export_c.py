@@ -13,9 +13,9 @@ import pytest
 from conftest import Run
 
 from tqtool.codec import reference
-from tqtool.codec.codec import CodecSpec
 from tqtool.codec.golden import golden, golden_rows, on_boundary
 from tqtool.codec.rotation import hadamard
+from tqtool.codec.spec import CodecSpec
 from tqtool.errors import UsageError
 from tqtool.export.compiler import c_compiler, verify
 from tqtool.export.package import export_files
@@ -147,7 +147,7 @@ def test_no_host_date_or_path_is_in_any_file() -> None:
 @pytest.mark.parametrize("dim", [20, 64, 96, 128, 160, 1024])
 @pytest.mark.parametrize("bits", [2, 3, 4])
 def test_a_golden_row_comes_out_exactly_on_a_boundary(dim: int, bits: int) -> None:
-    boundaries = CodecSpec(dim, bits).book.tables[0]
+    boundaries = CodecSpec(dim, bits).boundaries
     column = on_boundary(dim, boundaries, 5)[:, None].copy()
     reference.normalize(column, reference.column_norms(column), 5)
     hadamard(column)
@@ -155,7 +155,7 @@ def test_a_golden_row_comes_out_exactly_on_a_boundary(dim: int, bits: int) -> No
 
 
 def test_golden_rows_hold_every_fault_class() -> None:
-    rows = golden_rows(128, CodecSpec(128, 4).book.tables[0], 0)
+    rows = golden_rows(128, CodecSpec(128, 4).boundaries, 0)
     stacked = np.stack(list(rows.values()))
     norms = np.linalg.norm(stacked.astype(np.float64), axis=1)
     assert len(rows) == 21

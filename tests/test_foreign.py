@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tqtool.codec.codebook import LAWS, lloyd_max
+from tqtool.codec.codebook import lloyd_max
+from tqtool.codec.terms import LAWS
 from tqtool.errors import TqError, UsageError
 from tqtool.export.header import codebook_header
 from tqtool.foreign.appraisal import appraise

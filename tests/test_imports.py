@@ -82,7 +82,6 @@ def room_of(module: str) -> str:
     return module.split(".")[0]
 
 
-@pytest.mark.xfail(reason="codec, reference and runtime: until the vocabulary has a module of its own")
 def test_no_module_imports_in_a_circle() -> None:
     edges = {name: imported(path) - {name} for name, path in MODULES.items()}
     done: set[str] = set()

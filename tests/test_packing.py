@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.testing import assert_array_equal
 
 from tqtool.codec.packing import pack, unpack
-from tqtool.codec.sizes import packed_bytes
+from tqtool.codec.terms import packed_bytes
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ import pytest
 from equality import DTYPES, differences, hard_rows
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tqtool.codec.codec import SCALE_RULES, CodecSpec, decode, encode
+from tqtool.codec.codec import decode, encode
 from tqtool.codec.rotation import rotate, unrotate
+from tqtool.codec.spec import CodecSpec, Encoded
+from tqtool.codec.terms import SCALE_RULES
 from tqtool.runtime import binding as runtime
 
 pytestmark = pytest.mark.skipif(not runtime.available(), reason="the C runtime was not compiled")
@@ -48,8 +50,12 @@ def test_runtime_and_reference_agree_on_every_bit(dim: int, bits: int, rule: str
 def test_rotations_agree_on_every_bit(dim: int) -> None:
     rows = np.random.default_rng(dim).standard_normal((3, dim)).astype(np.float32)
     spec = CodecSpec(dim, 1, seed=5)
-    assert runtime.rotate_rows(rows, spec).tobytes() == rotate(rows, 5).tobytes()
-    assert runtime.rotate_rows(rows, spec, inverse=True).tobytes() == unrotate(rows, 5).tobytes()
+    lib, ffi, state = runtime.lib, runtime.ffi, runtime._state(spec, spec)
+    for turn, right in ((lib.fa_tq_rotate, rotate(rows, 5)), (lib.fa_tq_rotate_inverse, unrotate(rows, 5))):
+        out = np.empty_like(rows)
+        for source, target in zip(rows, out, strict=True):
+            turn(state, ffi.from_buffer("float[]", source), ffi.from_buffer("float[]", target))
+        assert out.tobytes() == right.tobytes()
 
 
 @pytest.mark.parametrize("meta", ["range", "f32", "bf16"])
@@ -72,9 +78,8 @@ def test_the_first_refused_row_is_named(value: float, bad: int) -> None:
     rows = np.ones((20, 64), np.float32)
     rows[11, 63] = value
     rows[17, 0] = rows[19, 5] = np.float32(1) if bad < 0 else np.float32(np.nan)
-    codes, scales, norms = np.empty((20, spec.code_bytes), np.uint8), np.empty(20, np.float32), np.empty(20, np.float32)
     for plain in (False, True):
-        assert runtime.encode_rows(rows, spec, codes, scales, norms, plain=plain) == bad
+        assert runtime.encode_rows(rows, spec.zeros((20,)), plain=plain) == bad
 
 
 def test_every_instruction_set_gives_the_golden_bits() -> None:
@@ -152,19 +157,19 @@ def test_encode_and_decode_need_at_most_a_mebibyte_beside_their_results() -> Non
 
 def test_arrays_that_do_not_fit_never_reach_the_compiled_code() -> None:
     spec = CodecSpec(64, 4)
-    rows, codes = np.ones((3, 64), np.float32), np.empty((3, 32), np.uint8)
-    scales, norms = np.empty((2, 3), np.float32)
-    read_only = codes.copy()
-    read_only.flags.writeable = False
+    rows, out = np.ones((3, 64), np.float32), spec.zeros((3,))
+    read_only = spec.zeros((3,))
+    read_only.codes.flags.writeable = False
     for wrong in (
-        lambda: runtime.encode_rows(rows[:, :32], spec, codes, scales, norms),
-        lambda: runtime.encode_rows(rows, spec, codes[:2], scales, norms),
-        lambda: runtime.encode_rows(rows, spec, codes, scales[:1], norms),
-        lambda: runtime.encode_rows(rows, spec, codes, scales.astype(np.float64), norms),
-        lambda: runtime.encode_rows(rows, spec, read_only, scales, norms),
-        lambda: runtime.encode_rows(np.ones((64, 3), np.float32).T, spec, codes, scales, norms),
-        lambda: runtime.decode_rows(codes[:, :31], scales, spec, rows),
-        lambda: runtime.decode_rows(codes, scales, spec, rows[:2]),
+        lambda: runtime.encode_rows(rows[:, :32], out),
+        lambda: runtime.encode_rows(rows, out[:2]),
+        lambda: runtime.encode_rows(rows.astype(np.float64)[:, :32], out),
+        lambda: Encoded(spec, out.codes, out.meta[:1]),
+        lambda: Encoded(spec, out.codes, out.meta.astype(np.float64)),
+        lambda: Encoded(spec, out.codes[:, :31], out.meta),
+        lambda: runtime.encode_rows(rows, read_only),
+        lambda: runtime.encode_rows(np.ones((64, 3), np.float32).T, out),
+        lambda: runtime.decode_rows(out, rows[:2]),
     ):
         with pytest.raises((ValueError, BufferError)):
             wrong()

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from tqtool.codec.codebook import distortion, lloyd_max
-from tqtool.codec.codec import SCALE_RULES, CodecSpec, decode, encode, expected_error
+from tqtool.codec.codec import decode, encode, expected_error
+from tqtool.codec.spec import CodecSpec
+from tqtool.codec.terms import SCALE_RULES
 from tqtool.codec.theory import expected_errors
 
 

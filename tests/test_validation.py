@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from tqtool.codec.codec import CodecSpec, decode, encode
+from tqtool.codec.codec import decode, encode
+from tqtool.codec.spec import CodecSpec
 from tqtool.dumps.dump import load_dump, sample_dump_path
 from tqtool.errors import BugError, InputError
 from tqtool.report.model import Report, Row

@@ -17,8 +17,8 @@ _OWNERS = {
     "unrotate": "codec.rotation",
     "pack": "codec.packing",
     "unpack": "codec.packing",
-    "CodecSpec": "codec.codec",
-    "Encoded": "codec.codec",
+    "CodecSpec": "codec.spec",
+    "Encoded": "codec.spec",
     "encode": "codec.codec",
     "decode": "codec.codec",
     "AttentionConfig": "attention.plain",
@@ -52,10 +52,11 @@ if TYPE_CHECKING:
     from tqtool.attention.cache import KVCache, TurboQuantCache, attention_cached
     from tqtool.attention.plain import AttentionConfig
     from tqtool.codec.codebook import Codebook, lloyd_max
-    from tqtool.codec.codec import CodecSpec, Encoded, decode, encode
+    from tqtool.codec.codec import decode, encode
     from tqtool.codec.packing import pack, unpack
     from tqtool.codec.rotation import rotate, unrotate
     from tqtool.codec.sizes import KVConfig
+    from tqtool.codec.spec import CodecSpec, Encoded
     from tqtool.errors import TqError
 
 

@@ -12,9 +12,11 @@ import numpy as np
 from tqtool import __version__
 from tqtool.codec import reference
 from tqtool.codec.codebook import lloyd_max
-from tqtool.codec.codec import SCALE_RULES, CodecSpec, decode, encode, engine, expected_error
+from tqtool.codec.codec import decode, encode, engine, expected_error
 from tqtool.codec.golden import golden, golden_rows
 from tqtool.codec.rotation import splitmix64
+from tqtool.codec.spec import CodecSpec
+from tqtool.codec.terms import SCALE_RULES
 from tqtool.export.compiler import c_compiler
 from tqtool.parallel import default_threads
 from tqtool.runtime import binding as runtime
@@ -88,16 +90,21 @@ def _relative_error(dim: int, bits: int) -> float:
 def _disagreement() -> str:
     for dim, bits in CHECKED:
         spec = CodecSpec(dim, bits)
-        rows = np.stack(list(golden_rows(dim, spec.book.tables[0], spec.seed).values()))
+        rows = np.stack(list(golden_rows(dim, spec.boundaries, spec.seed).values()))
         expected = golden(rows, spec)
         for i, rule in enumerate(SCALE_RULES):
             ruled = CodecSpec(dim, bits, scale_rule=rule)
-            codes, scales, norms = np.empty_like(expected.codes), *np.empty((2, len(rows)), np.float32)
-            runtime.encode_rows(rows, ruled, codes, scales, norms)
+            ours = ruled.zeros((len(rows),))
+            runtime.encode_rows(rows, ours)
             whole, same = np.empty((2, *rows.shape), np.float32)
-            runtime.decode_rows(codes, scales, ruled, whole)
-            reference.decode_rows(codes, scales, ruled, same)
-            pairs = ((codes, expected.codes), (scales, expected.scales[:, i]), (norms, expected.norms), (whole, same))
+            runtime.decode_rows(ours, whole)
+            reference.decode_rows(ours, same)
+            pairs = (
+                (ours.codes, expected.codes),
+                (ours.scales, expected.scales[:, i]),
+                (ours.meta[:, 1], expected.norms),
+                (whole, same),
+            )
             if any(got.tobytes() != right.tobytes() for got, right in pairs):
                 return f"{ruled} differs"
     return ""

@@ -12,8 +12,9 @@ from itertools import pairwise
 import mpmath as mp
 import numpy as np
 
-from tqtool.codec.codebook import LAWS, Codebook, lloyd_max
+from tqtool.codec.codebook import Codebook, lloyd_max
 from tqtool.codec.rotation import MAX_DIM, MIN_DIM
+from tqtool.codec.terms import LAWS
 
 mp.mp.dps = 30
 SAMPLE = [(dim, bits) for bits in (2, 3, 4) for dim in (64, 96, 128, 160, 576)] + [

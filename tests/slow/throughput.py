@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tqtool.codec.codec import CodecSpec, Encoded, decode, encode, engine
+from tqtool.codec.codec import decode, encode, engine
+from tqtool.codec.spec import CodecSpec, Encoded
 from tqtool.container.compression import compress_file
 from tqtool.container.decompression import check_damage, restore, select
 from tqtool.container.format import open_container

@@ -25,9 +25,10 @@ from tqtool.attention.plain import (
 )
 from tqtool.attention.slots import Choice, Slots, move_down
 from tqtool.attention.stored import Side
-from tqtool.codec.codebook import Law
-from tqtool.codec.codec import BLOCK_BYTES, CodecSpec, Encoded, ScaleRule, encode, refusal
-from tqtool.codec.sizes import UNTOUCHED, KVConfig, Meta
+from tqtool.codec.codec import BLOCK_BYTES, encode, refusal
+from tqtool.codec.sizes import KVConfig
+from tqtool.codec.spec import CodecSpec, Encoded
+from tqtool.codec.terms import UNTOUCHED, Law, Meta, ScaleRule
 from tqtool.errors import InputError, UsageError
 
 Rows = NDArray[np.float32]

@@ -2,7 +2,7 @@
 
 A stored vector is scale * R^-1 c, so q . x = scale * (R q) . c: queries are rotated once, scored against centroids,
 values are summed in the rotated domain, and the sum is un-rotated once. No cached vector is ever un-rotated. The C
-runtime does it where it was built; the NumPy functions below say what it computes.
+runtime does it where it was built; `scores` and `mix` of `codec.reference` say what it computes.
 Source: the specification, Fused dequant-dot.
 """
 
@@ -17,13 +17,9 @@ from numpy.typing import NDArray
 
 from tqtool.attention.plain import Array, AttentionConfig, query_blocks, reach, soft_cap, softmax, visible
 from tqtool.attention.stored import PARALLEL_WORK, Stored
-from tqtool.codec.codec import CodecSpec, Encoded, engine
-from tqtool.codec.packing import unpack_columns
-from tqtool.codec.rotation import rotate, unrotate
+from tqtool.codec.codec import attends, mix, scores
 from tqtool.parallel import ordered_map
 from tqtool.runtime import binding as runtime
-
-BLOCK_BYTES = 1 << 20  # of centroids at a time, float32
 
 
 def fused_attention(
@@ -49,7 +45,7 @@ def fused_attention(
         count = near.stop - near.start
     plain = seen is None and config.window is None and config.softcap is None
     scaled = q.astype(np.float32) * np.float32(config.score_scale)
-    if plain and engine() == "runtime" and not (keys.protected or values.protected):
+    if plain and attends() and not (keys.protected or values.protected):
         causal = config.causal
         return runtime.attend(scaled, keys.encoded, values.encoded, scale=1.0, causal=causal, threads=threads)
     out = np.empty(q.shape, np.float32)
@@ -80,7 +76,7 @@ def _attend_head(
     group = q.shape[2] // keys.row_of.shape[1]
     part = np.s_[sequence, :, head * group : (head + 1) * group]  # (q_len, group, dim)
     rows = np.ascontiguousarray(q[part].reshape(-1, q.shape[3]))
-    raw = score(rows, keys.encoded, *unit)  # (q_len * group, n)
+    raw = scores(rows, keys.encoded[sequence, :, head])  # (q_len * group, n)
     places, exact = keys.exact_head(*unit)
     raw[:, places] = rows @ exact.T
     raw = soft_cap(raw, config)
@@ -90,41 +86,4 @@ def _attend_head(
     places, exact = values.exact_head(*unit)
     added = weights[:, places] @ exact
     weights[:, places] = 0
-    out[part] = (mix(weights, values.encoded, *unit) + added).reshape(out[part].shape)
-
-
-def score(q: NDArray[np.float32], keys: Encoded, sequence: int, head: int) -> NDArray[np.float32]:
-    """Return the products of queries (m, dim) and one head's keys (batch, n, kv_heads), shape (m, n)."""
-    if engine() == "runtime":
-        return runtime.scores(q, keys, sequence, head)
-    codes, turned = keys.codes[sequence, :, head], rotate(q, keys.spec.seed)
-    out = np.empty((len(q), len(codes)), np.float32)
-    for part in _blocks(len(codes), keys.spec.dim):
-        np.matmul(turned, _centroid_columns(codes[part], keys.spec), out=out[:, part])
-    out *= keys.scales[sequence, :, head]
-    return out
-
-
-def mix(weights: NDArray[np.float32], values: Encoded, sequence: int, head: int) -> NDArray[np.float32]:
-    """Return the weighted sums (m, dim) of one head's values (batch, n, kv_heads), for weights (m, n)."""
-    if engine() == "runtime":
-        return runtime.mix(weights, values, sequence, head)
-    codes = values.codes[sequence, :, head]
-    total = np.zeros((len(weights), values.spec.dim))
-    scaled = weights * values.scales[sequence, :, head]
-    for part in _blocks(len(codes), values.spec.dim):
-        total += scaled[:, part] @ _centroid_columns(codes[part], values.spec).T
-    return unrotate(total.astype(np.float32), values.spec.seed)
-
-
-def _blocks(count: int, dim: int) -> list[slice]:
-    step = max(1, BLOCK_BYTES // (4 * dim))
-    return [slice(start, start + step) for start in range(0, count, step)]
-
-
-def _centroid_columns(codes: NDArray[np.uint8], spec: CodecSpec) -> NDArray[np.float32]:
-    """Encoded rows (n, code_bytes) as columns of centroids (dim, n)."""
-    columns: NDArray[np.float32] = spec.book.tables[1].take(
-        unpack_columns(np.ascontiguousarray(codes.T), spec.bits, spec.dim)
-    )
-    return columns
+    out[part] = (mix(weights, values.encoded[sequence, :, head]) + added).reshape(out[part].shape)

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool.attention.slots import EMPTY, Choice, Slots, move_down
-from tqtool.codec.codec import BFLOAT16, CodecSpec, Encoded, decode
+from tqtool.codec.codec import decode
+from tqtool.codec.spec import CodecSpec, Encoded
 
 PARALLEL_WORK = 1 << 21  # coordinates read at once; below, threads cost more than they bring
 
@@ -31,8 +32,7 @@ class Stored:
 
     def part(self, near: slice) -> Stored:
         """Return a range of the vectors."""
-        codes, meta = self.encoded.codes[:, near], self.encoded.meta[:, near]
-        return Stored(Encoded(self.encoded.spec, codes, meta), self.exact, self.row_of[near])
+        return Stored(self.encoded[:, near], self.exact, self.row_of[near])
 
     @property
     def protected(self) -> bool:
@@ -49,9 +49,7 @@ class Stored:
 class Side:
     """Keys or values of a compressed cache: the specification's two arrays, and the protected rows."""
 
-    spec: CodecSpec
-    codes: NDArray[np.uint8]  # (layers, batch, max_seq_len, kv_heads, code_bytes)
-    meta: NDArray[Any]  # (layers, batch, max_seq_len, kv_heads), and 2 for `range`
+    encoded: Encoded  # of lead (layers, batch, max_seq_len, kv_heads)
     protected: ProtectedRows
 
     @classmethod
@@ -60,41 +58,43 @@ class Side:
     ) -> Side:
         """Return room for `layers` x `length` tokens of shape `token` (batch, kv_heads, dim), all zero."""
         batch, kv_heads, _ = token
-        full = (layers, batch, length, kv_heads)
-        shape = (*full, 2) if spec.meta == "range" else full
-        meta = np.zeros(shape, BFLOAT16 if spec.meta == "bf16" else np.float32)
-        codes = np.zeros((*full, spec.code_bytes), np.uint8)
-        return cls(spec, codes, meta, ProtectedRows(layers, token, sinks, window))
+        return cls(spec.zeros((layers, batch, length, kv_heads)), ProtectedRows(layers, token, sinks, window))
+
+    @property
+    def spec(self) -> CodecSpec:
+        """The codec of this side."""
+        return self.encoded.spec
 
     @property
     def nbytes(self) -> int:
         """Bytes of codes, metadata and float32 rows."""
-        return self.codes.nbytes + self.meta.nbytes + self.protected.nbytes
+        return self.encoded.nbytes + self.protected.nbytes
 
     def store(self, layer: int, slot: int, x: NDArray[Any], encoded: Encoded) -> None:
         """Put encoded tokens x (batch, n, kv_heads, dim) in slots slot, slot + 1, ..."""
-        part = slice(slot, slot + x.shape[1])
-        self.codes[layer, :, part], self.meta[layer, :, part] = encoded.codes, encoded.meta
+        self.encoded[layer, :, slot : slot + x.shape[1]] = encoded
         self.protected.write(layer, slot, x)
 
     def select(self, slots: Slots, layer: int, choice: Choice | None) -> Stored:
         """Return the rows of a layer's filled slots, or of chosen ones."""
-        codes, meta = (slots.select(rows[layer], layer, choice) for rows in (self.codes, self.meta))
-        chosen = slots.chosen(layer, choice, codes.shape[2])
+        arrays = {name: slots.select(rows[layer], layer, choice) for name, rows in self.encoded.arrays.items()}
+        encoded = Encoded(self.spec, **arrays)
+        chosen = slots.chosen(layer, choice, encoded.lead[2])
         distinct = chosen if choice is not None and choice.ndim == 2 else chosen[:, :1]
         row_of = np.broadcast_to(self.protected.row_of(layer, distinct), chosen.shape)
-        return Stored(Encoded(self.spec, codes, meta), self.protected.rows(layer), row_of)
+        return Stored(encoded, self.protected.rows(layer), row_of)
 
     def evict(self, slots: Slots, count: int) -> None:
         """Drop `count` slots after the sinks in every layer."""
-        for array in (self.codes, self.meta):
+        for array in self.encoded.arrays.values():
             for rows in array.reshape(-1, *array.shape[2:]):
                 move_down(rows[: slots.seq_len], slots.sink_tokens, count)
         self.protected.evict(count)
 
     def truncate(self, slots: Slots, length: int) -> None:
         """Forget every slot from `length` on."""
-        self.codes[:, :, length : slots.seq_len], self.meta[:, :, length : slots.seq_len] = 0, 0
+        for array in self.encoded.arrays.values():
+            array[:, :, length : slots.seq_len] = 0
         self.protected.truncate(length)
 
 

@@ -15,8 +15,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.codec.codec import CodecSpec, Encoded, decode, encode
+from tqtool.codec.codec import decode, encode
 from tqtool.codec.sizes import KVConfig
+from tqtool.codec.spec import CodecSpec, Encoded
 from tqtool.runtime import binding as runtime
 
 Operation = Literal["encode", "decode"]

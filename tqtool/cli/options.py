@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tqtool.errors import UsageError
 
 if TYPE_CHECKING:
-    from tqtool.report.params import ScaleRule
+    from tqtool.codec.terms import ScaleRule
 
 SHOWN_ONLY = {"--json", "-f", "--force", "-q", "--quiet", "-v", "-vv", "--verbose", "--no-progress"}
 SHOWN_VALUES = {"--threads", "--color", "--format"}
@@ -54,7 +54,7 @@ def parse_layers(text: str, layers: Sequence[int]) -> tuple[int, ...]:
 
 def parse_rules(text: str) -> tuple[ScaleRule, ScaleRule]:
     """Read one scale rule for both sides, or two for keys and values."""
-    from tqtool.codec.codec import SCALE_RULES
+    from tqtool.codec.terms import SCALE_RULES
 
     parts = [part.strip() for part in text.split(",")]
     known = [rule for part in parts for rule in SCALE_RULES if rule == part]

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from tqtool.cli import output
-from tqtool.codec.sizes import AttentionLayer, KVConfig, Meta, cache_size
+from tqtool.codec.sizes import AttentionLayer, KVConfig, cache_size
+from tqtool.codec.terms import Meta
 from tqtool.errors import UsageError
 
 MAX_LAYERS = 1 << 14  # far beyond any model, and still counted in a moment

@@ -28,7 +28,8 @@ from tqtool.cli.renderings import (
     print_report,
     write_outputs,
 )
-from tqtool.codec.sizes import KVConfig, Meta
+from tqtool.codec.sizes import KVConfig
+from tqtool.codec.terms import Meta
 from tqtool.errors import InputError, UsageError
 from tqtool.parallel import default_threads
 

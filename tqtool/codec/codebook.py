@@ -11,19 +11,17 @@ Source: Max 1960 and Lloyd 1982 for the method; Zandieh et al. 2025, arXiv:2504.
 import functools
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tqtool.codec.rotation import MAX_DIM, MIN_DIM
+from tqtool.codec.terms import LAWS, MAX_BITS, Law
 from tqtool.errors import BugError, UsageError
 
 Array: TypeAlias = NDArray[np.float64]
 Array32: TypeAlias = NDArray[np.float32]
-Law = Literal["beta", "sphere", "gaussian"]
-LAWS: tuple[Law, ...] = get_args(Law)
-MAX_BITS = 8
 
 RESIDUAL_LIMIT = 1e-12  # in sigma; ten times what rounding leaves in the worst book of all dims and widths
 NEWTON_GOAL = 1e-11  # in sigma; rounding leaves corrections below this at every width

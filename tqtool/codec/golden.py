@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tqtool.codec import reference
-from tqtool.codec.codec import SCALE_RULES, CodecSpec
 from tqtool.codec.rotation import hadamard, signs, splitmix64
+from tqtool.codec.spec import CodecSpec
+from tqtool.codec.terms import SCALE_RULES
 
 FLOAT_MAX_NORM = np.float32(2.0**120)  # the longest vector that is not refused
 
@@ -86,17 +87,14 @@ def on_boundary(dim: int, boundaries: NDArray[np.float32], seed: int) -> NDArray
 
 def golden(rows: NDArray[np.float32], spec: CodecSpec) -> Golden:
     """Return what the reference makes of rows (n, dim) under each scale rule; the spec's own rule plays no part."""
-    scales = np.empty((len(rows), len(SCALE_RULES)), np.float32)
-    norms = np.empty(len(rows), np.float32)
-    codes = np.empty((len(rows), spec.code_bytes), np.uint8)
-    decoded = np.empty(rows.shape, np.float32)
-    for i, rule in enumerate(SCALE_RULES):
-        ruled = CodecSpec(spec.dim, spec.bits, spec.law, rule, seed=spec.seed)
-        scale = np.empty(len(rows), np.float32)
-        refused = reference.encode_rows(rows, ruled, codes, scale, norms)
+    of_rule = {rule: replace(spec, scale_rule=rule, meta="range").zeros((len(rows),)) for rule in SCALE_RULES}
+    for encoded in of_rule.values():
+        refused = reference.encode_rows(rows, encoded)
         assert refused == -1
-        scales[:, i] = scale
-        if rule == "match":
-            reference.decode_rows(codes, scale, ruled, decoded)
+    matched = of_rule["match"]
+    codes, norms = matched.codes, matched.meta[:, 1].astype(np.float32)
+    scales = np.stack([encoded.scales for encoded in of_rule.values()], axis=1)
+    decoded = np.empty(rows.shape, np.float32)
+    reference.decode_rows(matched, decoded)
     crcs = [zlib.crc32(row.astype("<f4").tobytes()) for row in decoded]
     return Golden(spec.dim, spec.bits, codes, scales, norms, np.array(crcs, np.uint32))

@@ -11,7 +11,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.codec.sizes import MAX_BITS, packed_bytes
+from tqtool.codec.terms import MAX_BITS, packed_bytes
 
 
 def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:

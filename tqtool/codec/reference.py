@@ -8,17 +8,15 @@ and have no place here. The C runtime does the same steps and must agree on ever
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import sqrt
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tqtool.codec.packing import pack_columns, unpack_columns
-from tqtool.codec.rotation import hadamard, hadamard_inverse, signs
-
-if TYPE_CHECKING:
-    from tqtool.codec.codec import CodecSpec
+from tqtool.codec.rotation import hadamard, hadamard_inverse, rotate, signs, unrotate
+from tqtool.codec.spec import Encoded
 
 MAX_NORM = 2.0**120  # beyond it a scale could overflow float32
 BLOCK_BYTES = 1 << 20  # of float32: the fastest measured (benchmarks/reference_blocks.py), half a second-level cache
@@ -26,48 +24,74 @@ QUANTIZE_ROWS = 16  # coordinates compared at a time, so that their codes stay i
 MOST_COMPARED = 31  # boundaries up to 5 bits are compared one by one; from 6 bits a search is faster
 
 
-def block_rows(dim: int) -> int:
-    """Return how many vectors a block holds."""
-    return max(1, BLOCK_BYTES // (4 * dim))
+def encode_rows(rows: NDArray[np.floating], out: Encoded) -> int:
+    """Encode rows (n, dim) into out of lead (n,).
 
-
-def encode_rows(
-    rows: NDArray[np.floating],
-    spec: CodecSpec,
-    codes: NDArray[np.uint8],
-    scales: NDArray[np.float32],
-    norms: NDArray[np.float32],
-) -> int:
-    """Encode rows (n, dim) into codes (n, code_bytes), scales (n,) and norms (n,).
-
-    Returns -1, or the index of the first row whose norm is not finite or exceeds 2^120; nothing is written then.
+    Returns -1, or the index of the first row whose norm is not finite or exceeds 2^120; its block is not written then.
     Source: Zandieh et al. 2025, arXiv:2504.19874, Algorithm 1; steps 1 to 5 of `docs/codec.md`.
     """
-    step = block_rows(spec.dim)
-    for start in range(0, len(rows), step):
-        part = slice(start, start + step)
+    spec = out.spec
+    for part in _blocks(len(rows), spec.dim):
         columns = np.array(
             rows[part].T, dtype=np.float32, order="C"
         )  # (dim, n), always a copy: it is worked on in place
         norm = column_norms(columns)
         bad = ~(norm <= MAX_NORM)
         if bad.any():
-            return start + int(bad.argmax())
+            return int(part.start + bad.argmax())
         normalize(columns, norm, spec.seed)
         hadamard(columns)
-        boundaries, centroids = spec.book.tables
-        indices = quantize(columns, boundaries)
-        scales[part] = scale_factors(spec.scale_rule, norm, columns, indices, centroids)
-        norms[part] = norm
-        codes[part] = pack_columns(indices, spec.bits).T
+        indices = quantize(columns, spec.boundaries)
+        scales = scale_factors(spec.scale_rule, norm, columns, indices, spec.centroids)
+        out.codes[part] = pack_columns(indices, spec.bits).T
+        if spec.meta == "range":
+            out.meta[part] = np.stack([scales, norm.astype(np.float32)], axis=1)
+        else:
+            out.meta[part] = scales
     return -1
 
 
-def decode_rows(
-    codes: NDArray[np.uint8], scales: NDArray[np.float32], spec: CodecSpec, out: NDArray[np.float32]
-) -> None:
-    """Decode codes (n, code_bytes) and scales (n,) into out (n, dim): the inverse of `encode_rows`."""
-    decode_with(codes, scales, spec.book.tables[1], signs(spec.seed, spec.dim), out)
+def decode_rows(encoded: Encoded, out: NDArray[np.float32]) -> None:
+    """Decode vectors of lead (n,) into out (n, dim): the inverse of `encode_rows`."""
+    spec = encoded.spec
+    decode_with(encoded.codes, encoded.scales, spec.centroids, signs(spec.seed, spec.dim), out)
+
+
+def scores(q: NDArray[np.float32], keys: Encoded) -> NDArray[np.float32]:
+    """Return the products of queries (m, dim) and keys of lead (n,), shape (m, n): float arithmetic, not bit-specified.
+
+    A stored vector is scale * R^-1 c, so q . x = scale * (R q) . c: no key is un-rotated.
+    Source: the specification, Fused dequant-dot.
+    """
+    turned = rotate(q, keys.spec.seed)
+    out = np.empty((len(q), len(keys.codes)), np.float32)
+    for part in _blocks(len(keys.codes), keys.spec.dim):
+        np.matmul(turned, _centroid_columns(keys[part]), out=out[:, part])
+    out *= keys.scales
+    return out
+
+
+def mix(weights: NDArray[np.float32], values: Encoded) -> NDArray[np.float32]:
+    """Return the sums (m, dim) of values of lead (n,), weighted by weights (m, n); un-rotated once, at the end."""
+    total = np.zeros((len(weights), values.spec.dim))
+    scaled = weights * values.scales
+    for part in _blocks(len(values.codes), values.spec.dim):
+        total += scaled[:, part] @ _centroid_columns(values[part]).T
+    return unrotate(total.astype(np.float32), values.spec.seed)
+
+
+def _blocks(count: int, dim: int) -> Iterator[slice]:
+    step = max(1, BLOCK_BYTES // (4 * dim))
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+
+
+def _centroid_columns(encoded: Encoded) -> NDArray[np.float32]:
+    """Vectors of lead (n,) as columns of centroids (dim, n), neither scaled nor un-rotated."""
+    spec = encoded.spec
+    codes = unpack_columns(np.ascontiguousarray(encoded.codes.T), spec.bits, spec.dim)
+    columns: NDArray[np.float32] = spec.centroids.take(codes)
+    return columns
 
 
 def decode_with(
@@ -79,9 +103,7 @@ def decode_with(
 ) -> None:
     """Decode with tables from elsewhere (a file's own): centroids (2**bits,) and signs (dim,)."""
     dim, bits = len(signed), len(centroids).bit_length() - 1
-    step = block_rows(dim)
-    for start in range(0, len(codes), step):
-        part = slice(start, start + step)
+    for part in _blocks(len(codes), dim):
         indices = unpack_columns(np.ascontiguousarray(codes[part].T), bits, dim)
         columns = centroids.take(indices)  # (dim, n)
         hadamard_inverse(columns)

@@ -9,21 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
+from tqtool.codec.terms import FLOAT16_BYTES, FLOAT32_BYTES, MAX_BITS, META_PARTS, UNTOUCHED, Meta, packed_bytes
 from tqtool.errors import UsageError
-
-Meta = Literal["range", "f32", "bf16"]
-META_BYTES: dict[Meta, int] = {"range": 8, "f32": 4, "bf16": 2}
-UNTOUCHED = 16
-MAX_BITS = 8
-FLOAT32_BYTES = 4
-FLOAT16_BYTES = 2
-
-
-def packed_bytes(count: int, bits: int) -> int:
-    """Return the bytes of `count` codes of `bits` bits, packed densely."""
-    return -(-count * bits // 8)
 
 
 def payload_bytes(dim: int, bits: int) -> int:
@@ -33,7 +21,7 @@ def payload_bytes(dim: int, bits: int) -> int:
 
 def vector_bytes(dim: int, bits: int, meta: Meta = "range") -> int:
     """Return the stored bytes of one vector, metadata included."""
-    return payload_bytes(dim, bits) + (0 if bits == UNTOUCHED else META_BYTES[meta])
+    return payload_bytes(dim, bits) + (0 if bits == UNTOUCHED else META_PARTS[meta].nbytes)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -17,7 +17,8 @@ from math import exp, lgamma, pi, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.codec.codebook import Codebook, Law, lloyd_max
+from tqtool.codec.codebook import Codebook, lloyd_max
+from tqtool.codec.terms import Law
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(40)
 TAIL = 14  # standard deviations; the density beyond is below 1e-40

@@ -9,10 +9,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tqtool.codec.codec import CodecSpec
 from tqtool.codec.rotation import sign_bits
+from tqtool.codec.spec import CodecSpec
 from tqtool.container.format import CRCS, HASHES, Plan, chunk_crcs, hashes, plan
-from tqtool.container.manifest import META_TYPES, Compressed, Entry, signs_name, table_names
+from tqtool.container.manifest import Compressed, Entry, signs_name, table_names
 from tqtool.container.pipeline import Block, Pipeline, Quality, Stats, Total
 from tqtool.dumps.arrays import Array, ArraySource, Box, Store
 from tqtool.dumps.datafiles import DataFile
@@ -142,9 +142,10 @@ def write_container(
     pipelines: dict[int, Pipeline] = {}
     for index, (entry, source) in enumerate(zip(layout.entries, sources, strict=True)):
         if isinstance(entry, Compressed):
-            codes = store(f"{entry.name}.codes", np.dtype(np.uint8))
-            meta = store(f"{entry.name}.meta", stored_type(META_TYPES[entry.spec.meta].lower()))
-            pipelines[index] = Pipeline(source, entry.spec, codes, meta, stats, nan_to_zero)
+            parts = {
+                name: store(f"{entry.name}.{name}", np.dtype(part.dtype)) for name, part in entry.spec.parts.items()
+            }
+            pipelines[index] = Pipeline(source, entry.spec, parts, stats, nan_to_zero)
         else:
             for box in source.pieces():
                 store(entry.name, stored_type(entry.dtype)).write(box, source.box(box))
@@ -184,6 +185,9 @@ def _write(store: Store, values: Array) -> None:
 
 def _tables(spec: CodecSpec) -> dict[str, Array]:
     """Return the tables that decoding needs, by their names in the file."""
-    boundaries, centroids = spec.book.tables
     of_boundaries, of_centroids = table_names(spec)
-    return {of_boundaries: boundaries, of_centroids: centroids, signs_name(spec): sign_bits(spec.seed, spec.dim)}
+    return {
+        of_boundaries: spec.boundaries,
+        of_centroids: spec.centroids,
+        signs_name(spec): sign_bits(spec.seed, spec.dim),
+    }

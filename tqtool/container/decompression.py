@@ -14,11 +14,12 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from tqtool.codec.codec import MAX_SCALE, Encoded, decode
+from tqtool.codec.codec import MAX_SCALE, decode
 from tqtool.codec.reference import decode_with
 from tqtool.codec.rotation import signs
+from tqtool.codec.spec import Encoded
 from tqtool.container.format import Container
-from tqtool.container.manifest import FORMATS, META_TYPES, Compressed, Entry, Format, signs_name, table_names
+from tqtool.container.manifest import FORMATS, Compressed, Entry, Format, signs_name, table_names
 from tqtool.dumps.arrays import BLOCK_BYTES, FLOAT_TYPES, Box, Store, boxes_over
 from tqtool.dumps.safetensors import Tensor, header_bytes, stored_type, tensor_bytes
 from tqtool.errors import InputError, IntegrityError, UsageError
@@ -207,8 +208,9 @@ class _Decoder:
             tensor = container.tensor(name)
             return Store(container.opener, data + tensor.start, tensor.shape, dtype)
 
-        self._codes = store(f"{entry.name}.codes", np.dtype(np.uint8))
-        self._meta = store(f"{entry.name}.meta", stored_type(META_TYPES[spec.meta].lower()))
+        self._parts = {
+            name: (store(f"{entry.name}.{name}", np.dtype(part.dtype)), part) for name, part in spec.parts.items()
+        }
         boundaries, centroids = (np.frombuffer(container.whole(name), "<f4") for name in table_names(spec))
         bits = np.frombuffer(container.whole(signs_name(spec)), np.uint8)
         self._centroids = centroids
@@ -217,25 +219,26 @@ class _Decoder:
         if not (finite and (np.diff(centroids) > 0).all() and (np.diff(boundaries) > 0).all()):
             raise self._impossible("its table is not ascending")
         # The file's tables count. They are ours, and the fast path serves, unless another release or tool wrote it.
-        same_table = np.array_equal(centroids, spec.book.tables[1])
+        same_table = np.array_equal(centroids, spec.centroids)
         self._own = same_table and np.array_equal(self._signs, signs(spec.seed, spec.dim))
 
     def decode(self, box: Box) -> NDArray[np.float32]:
         """Return the restored vectors of a box over the leading axes."""
         spec = self._entry.spec
-        codes = self._read(self._codes, (*box, range(spec.code_bytes)))
-        meta = self._read(self._meta, (*box, range(2)) if spec.meta == "range" else box)
+        encoded = Encoded(
+            spec,
+            **{name: self._read(store, (*box, *map(range, part.shape))) for name, (store, part) in self._parts.items()},
+        )
         with np.errstate(invalid="ignore"):  # NaN is what is looked for
-            wide = meta.astype(np.float32)
+            wide = encoded.meta.astype(np.float32)
             possible = bool(((wide >= 0) & (wide <= MAX_SCALE)).all())
         if not possible:
             raise self._impossible("a scale or norm is negative, not finite or beyond 2^126")
-        encoded = Encoded(spec, codes, meta)
         if self._own:
             return decode(encoded, threads=1)
-        scales = np.ascontiguousarray(encoded.scales).reshape(-1)
-        out = np.empty((len(scales), spec.dim), np.float32)
-        decode_with(codes.reshape(-1, spec.code_bytes), scales, self._centroids, self._signs, out)
+        vectors = encoded.reshape(-1)
+        out = np.empty(vectors.shape, np.float32)
+        decode_with(vectors.codes, vectors.scales, self._centroids, self._signs, out)
         return out.reshape(encoded.shape)
 
     def _impossible(self, what: str) -> IntegrityError:

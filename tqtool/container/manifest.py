@@ -13,8 +13,8 @@ from math import isfinite, prod
 from typing import Any, Literal, get_args
 
 from tqtool import __version__
-from tqtool.codec.codec import CodecSpec
-from tqtool.codec.sizes import packed_bytes
+from tqtool.codec.spec import CodecSpec
+from tqtool.codec.terms import packed_bytes
 from tqtool.dumps.arrays import FLOAT_TYPES
 from tqtool.dumps.layouts import MAX_AXES, MIN_AXES
 from tqtool.dumps.safetensors import Header, damaged, load_json
@@ -24,7 +24,7 @@ FORMAT = "tqtool"
 VERSION = "1.0"
 LAYOUT = "lsb-dense"
 ROTATION = "hadamard-signs"
-META_TYPES = {"range": "F32", "f32": "F32", "bf16": "BF16"}
+TENSOR_TYPES = {"uint8": "U8", "float32": "F32", "bfloat16": "BF16"}  # safetensors' names of the types of parts
 OWN = "tq."  # begins the names of the format's own tensors
 ERROR_WIDTH = 14  # of "%.8e"
 
@@ -60,12 +60,13 @@ class Compressed:
     def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return type and shape of every tensor that decoding needs, by name."""
         spec = self.spec
-        meta = (*self.lead, 2) if spec.meta == "range" else self.lead
         return {
             **{name: ("F32", (count,)) for name, count in zip(table_names(spec), _table_sizes(spec), strict=True)},
             signs_name(spec): ("U8", (packed_bytes(spec.dim, 1),)),
-            f"{self.name}.meta": (META_TYPES[spec.meta], meta),
-            f"{self.name}.codes": ("U8", (*self.lead, spec.code_bytes)),
+            **{
+                f"{self.name}.{name}": (TENSOR_TYPES[part.dtype], (*self.lead, *part.shape))
+                for name, part in reversed(spec.parts.items())
+            },
         }
 
 

@@ -7,7 +7,7 @@ depend on how many threads there are.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod, sqrt
@@ -16,7 +16,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.codec.codec import CodecSpec, Encoded, decode, encode, expected_error
+from tqtool.codec.codec import decode, encode, expected_error
+from tqtool.codec.spec import CodecSpec, Encoded
 from tqtool.dumps.arrays import BLOCK_BYTES, Array, ArraySource, Box, Store
 from tqtool.errors import InputError
 from tqtool.health import quiet, refusal
@@ -80,8 +81,7 @@ class Pipeline:
 
     source: ArraySource
     spec: CodecSpec
-    codes: Store
-    meta: Store
+    parts: Mapping[str, Store]  # by the names of `CodecSpec.parts`
     stats: Stats
     nan_to_zero: bool
 
@@ -105,8 +105,8 @@ class Pipeline:
             if error.code in ("non-finite", "norm-range"):
                 raise refusal(self.source, nan_to_zero=self.nan_to_zero) from error
             raise
-        self.codes.write((*box, range(self.spec.code_bytes)), encoded.codes)
-        self.meta.write((*box, range(2)) if self.spec.meta == "range" else box, encoded.meta)
+        for name, part in self.spec.parts.items():
+            self.parts[name].write((*box, *map(range, part.shape)), encoded.arrays[name])
         flat = clean.reshape(-1, self.spec.dim)
         kept = values if self.hashed and self.source.in_file_order else None
         zero = int(np.count_nonzero(encoded.scales == 0))
@@ -119,12 +119,11 @@ class Pipeline:
         cosines, in_sample = [np.empty(0)], [np.empty(0)]
         sampled = _in_sample(_positions(box, self.source.shape[:-1]), self.source.count)
         chosen = np.arange(len(rows)) if self.stats == "all" else np.flatnonzero(sampled)
-        codes = encoded.codes.reshape(-1, self.spec.code_bytes)
-        meta = encoded.meta.reshape(len(rows), *encoded.meta.shape[len(box) :])
+        vectors = encoded.reshape(-1)
         for start in range(0, len(chosen), MEASURED_AT_ONCE):
             part = chosen[start : start + MEASURED_AT_ONCE]
             x = rows[part].astype(np.float64)
-            y = decode(Encoded(self.spec, codes[part], meta[part]), threads=1).astype(np.float64)
+            y = decode(vectors[part], threads=1).astype(np.float64)
             squares = np.einsum("nd,nd->n", x, x)
             lengths = np.sqrt(squares * np.einsum("nd,nd->n", y, y))
             positive = lengths > 0

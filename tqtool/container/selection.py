@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tqtool.codec.codebook import Law
-from tqtool.codec.codec import SCALE_RULES, CodecSpec, ScaleRule
 from tqtool.codec.rotation import hadamard_order, supported_dims
-from tqtool.codec.sizes import UNTOUCHED, KVConfig, Meta
+from tqtool.codec.sizes import KVConfig
+from tqtool.codec.spec import CodecSpec
+from tqtool.codec.terms import SCALE_RULES, UNTOUCHED, Law, Meta, ScaleRule
 from tqtool.container.manifest import Compressed, Copied, Entry, Kind
 from tqtool.dumps.arrays import FLOAT_TYPES, ArraySource
 from tqtool.dumps.datafiles import DataFile, float_arrays, listed

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool import __version__
-from tqtool.codec.codebook import Codebook, Law, distortion, lloyd_max
+from tqtool.codec.codebook import Codebook, distortion, lloyd_max
+from tqtool.codec.terms import Law
 from tqtool.errors import UsageError
 
 if TYPE_CHECKING:

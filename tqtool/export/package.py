@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool import __version__
-from tqtool.codec.codebook import Law
-from tqtool.codec.codec import CodecSpec
 from tqtool.codec.golden import Golden, golden, golden_rows
+from tqtool.codec.spec import CodecSpec
+from tqtool.codec.terms import Law
 from tqtool.errors import UsageError
 from tqtool.export.header import codebook_header
 
@@ -48,7 +48,7 @@ def golden_header(dims: Sequence[int], bits: Sequence[int], law: Law, seed: int,
     cases = []
     names: list[str] = []
     for dim in dims:
-        rows = golden_rows(dim, CodecSpec(dim, max(bits), law).book.tables[0], seed)
+        rows = golden_rows(dim, CodecSpec(dim, max(bits), law).boundaries, seed)
         names = list(rows)
         stacked = np.stack(list(rows.values()))
         rows_of[dim] = [_lines(row.view(np.uint32), "0x{:08x}u", PER_LINE) for row in stacked]

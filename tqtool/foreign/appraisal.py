@@ -14,19 +14,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.codec.codebook import (
-    LAWS,
-    Codebook,
-    Law,
-    cells,
-    expected_error,
-    half_cells,
-    lloyd_max,
-    midpoints,
-    quantiles,
-    variance,
-)
+from tqtool.codec.codebook import Codebook, cells, expected_error, half_cells, lloyd_max, midpoints, quantiles, variance
 from tqtool.codec.rotation import MAX_DIM, MIN_DIM
+from tqtool.codec.terms import LAWS, Law
 from tqtool.errors import UsageError
 from tqtool.foreign.tables import ForeignTable
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.codec.codebook import LAWS, MAX_BITS, Law
 from tqtool.codec.rotation import MAX_DIM
+from tqtool.codec.terms import LAWS, MAX_BITS, Law
 from tqtool.dumps import npy, npz
 from tqtool.dumps.datafiles import DataFile, float_arrays, open_file
 from tqtool.dumps.inputs import open_input

@@ -1,9 +1,8 @@
 """The options of a measurement: everything that changes a number in a report, and nothing else."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-ScaleRule = Literal["match", "norm", "lsq", "unbiased"]
+from tqtool.codec.terms import Law, Meta, ScaleRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,10 +12,10 @@ class Params:
     configs: tuple[str, ...]
     baselines: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0,)
-    law: Literal["beta", "sphere", "gaussian"] = "beta"
+    law: Law = "beta"
     key_scale_rule: ScaleRule = "match"
     value_scale_rule: ScaleRule = "match"
-    meta: Literal["range", "f32", "bf16"] = "range"
+    meta: Meta = "range"
     causal: bool | None = None  # None: causal where the shapes allow it, synthetic sets never
     window: int | None = None
     attention_scale: str = ""  # "" = the manifest's, else 1/sqrt(dim)

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tqtool.codec.spec import CodecSpec, Encoded
 from tqtool.parallel import default_threads, ordered_map
-
-if TYPE_CHECKING:
-    from tqtool.codec.codec import CodecSpec, Encoded
 
 try:
     from tqtool.runtime._turboquant import ffi, lib
@@ -48,24 +46,16 @@ def selftest() -> str:
     return "" if error == 0 else str(ffi.string(lib.fa_tq_strerror(error)).decode())
 
 
-def encode_rows(
-    rows: NDArray[np.floating],
-    spec: CodecSpec,
-    codes: NDArray[np.uint8],
-    scales: NDArray[np.float32],
-    norms: NDArray[np.float32],
-    *,
-    plain: bool = False,
-) -> int:
-    """Encode rows (n, dim), float32, float16 or bfloat16, into codes (n, code_bytes), scales (n,) and norms (n,).
+def encode_rows(rows: NDArray[np.floating], out: Encoded, *, plain: bool = False) -> int:
+    """Encode rows (n, dim), float32, float16 or bfloat16, into out of lead (n,).
 
     Returns -1, or the index of the first row whose norm is not finite or exceeds 2^120. `plain` keeps to the kernels
     without special instructions, for tests.
     """
-    count = len(rows)
+    spec, count = out.spec, len(rows)
     _require(rows.shape == (count, spec.dim))
-    _require(codes.shape == (count, spec.code_bytes))
-    _require(scales.shape == norms.shape == (count,))
+    _require(out.lead == (count,))
+    scales, norms = np.empty((2, count), np.float32)
     bad = ffi.new("size_t *")
     error = lib.fa_tq_encode(
         _state(spec, spec, plain=plain),
@@ -73,7 +63,7 @@ def encode_rows(
         ffi.from_buffer(rows.view(np.uint8)),
         _TYPES[rows.dtype.name],
         count,
-        _bytes(codes, written=True),
+        _bytes(out.codes, written=True),
         _floats(scales, written=True),
         False,
         _floats(norms, written=True),
@@ -83,36 +73,19 @@ def encode_rows(
     if error in (lib.FA_TQ_ERR_VALUE, lib.FA_TQ_ERR_NORM):
         return int(bad[0])
     _require(error == 0, error)
+    out.meta[...] = np.stack([scales, norms], axis=1) if spec.meta == "range" else scales
     return -1
 
 
-def decode_rows(
-    codes: NDArray[np.uint8],
-    scales: NDArray[np.float32],
-    spec: CodecSpec,
-    out: NDArray[np.float32],
-    *,
-    plain: bool = False,
-) -> None:
-    """Decode codes (n, code_bytes) and scales (n,) into out (n, dim): the inverse of `encode_rows`."""
-    count = len(codes)
-    _require(codes.shape == (count, spec.code_bytes))
-    _require(scales.shape == (count,))
+def decode_rows(encoded: Encoded, out: NDArray[np.float32], *, plain: bool = False) -> None:
+    """Decode vectors of lead (n,) into out (n, dim): the inverse of `encode_rows`."""
+    spec, count = encoded.spec, len(out)
+    _require(encoded.lead == (count,))
     _require(out.shape == (count, spec.dim))
     state = _state(spec, spec, plain=plain)
+    codes, scales = np.ascontiguousarray(encoded.codes), np.ascontiguousarray(encoded.scales)
     error = lib.fa_tq_decode(state, True, _bytes(codes), _floats(scales), False, 1, count, _floats(out, written=True))
     _require(error == 0, error)
-
-
-def rotate_rows(rows: NDArray[np.float32], spec: CodecSpec, *, inverse: bool = False) -> NDArray[np.float32]:
-    """Return the rotated rows (n, dim), or with `inverse` the unrotated ones."""
-    _require(rows.ndim == 2)
-    _require(rows.shape[1] == spec.dim)
-    state, out = _state(spec, spec), np.empty(rows.shape, np.float32)
-    turn = lib.fa_tq_rotate_inverse if inverse else lib.fa_tq_rotate
-    for source, target in zip(rows, out, strict=True):
-        turn(state, _floats(source), _floats(target, written=True))
-    return out
 
 
 def attend(
@@ -156,7 +129,7 @@ def attend(
         b, head, end, first = unit
         rows = min(rows_at_once, q_len - first)
         seen = max(0, lengths[b] - (q_len - first - rows)) if causal else lengths[b]
-        sides = [_packed(side, b) for side in (keys, values)]
+        sides = [_packed(side[b]) for side in (keys, values)]
         scratch = np.empty(lib.fa_tq_attend_scratch(state, end - head, rows, group), np.float32)
         error = lib.fa_tq_attend(
             state,
@@ -186,20 +159,17 @@ def attend(
     return out
 
 
-def scores(q: NDArray[np.float32], keys: Encoded, sequence: int, head: int) -> NDArray[np.float32]:
-    """Return the products of queries (count, dim) and one head's packed keys, (count, slots): half of `attend`.
-
-    keys is `Encoded` of lead shape (batch, slots, kv_heads).
-    """
-    count, slots = len(q), keys.codes.shape[1]
+def scores(q: NDArray[np.float32], keys: Encoded) -> NDArray[np.float32]:
+    """Return the products of queries (m, dim) and packed keys of lead (n,), shape (m, n): half of `attend`."""
+    count, slots = len(q), len(keys.codes)
     state, out = _state(keys.spec, keys.spec), np.empty((count, slots), np.float32)
     scratch = np.empty(lib.fa_tq_attend_scratch(state, 1, count, 1), np.float32)
     _require(q.shape == (count, keys.spec.dim))
     error = lib.fa_tq_scores(
         state,
-        _packed(keys, sequence),
+        _packed(keys[:, None]),
         slots,
-        head,
+        0,
         _floats(q),
         count,
         _floats(scratch, written=True),
@@ -209,17 +179,17 @@ def scores(q: NDArray[np.float32], keys: Encoded, sequence: int, head: int) -> N
     return out
 
 
-def mix(weights: NDArray[np.float32], values: Encoded, sequence: int, head: int) -> NDArray[np.float32]:
-    """Return the weighted sums (count, dim) of one head's packed values, weights (count, slots): the other half."""
+def mix(weights: NDArray[np.float32], values: Encoded) -> NDArray[np.float32]:
+    """Return the weighted sums (m, dim) of packed values of lead (n,), weights (m, n): the other half."""
     count, slots = weights.shape
     state, out = _state(values.spec, values.spec), np.empty((count, values.spec.dim), np.float32)
     scratch = np.empty(lib.fa_tq_attend_scratch(state, 1, count, 1), np.float32)
-    _require(slots == values.codes.shape[1])
+    _require(values.lead == (slots,))
     error = lib.fa_tq_mix(
         state,
-        _packed(values, sequence),
+        _packed(values[:, None]),
         slots,
-        head,
+        0,
         _floats(weights),
         count,
         _floats(scratch, written=True),
@@ -233,9 +203,9 @@ QUERIES = 16  # of one key-value head that share a pass over the keys and values
 WORTH_THREADS = 1 << 22  # coordinates; fewer are read in the time that starting threads takes
 
 
-def _packed(side: Encoded, batch: int) -> Any:
-    """Return the C view of one sequence: fields in the order of `fa_tq_packed`."""
-    codes, meta = side.codes[batch], side.meta[batch]
+def _packed(side: Encoded) -> Any:
+    """Return the C view of vectors of lead (slots, kv_heads): fields in the order of `fa_tq_packed`."""
+    codes, meta = side.codes, side.meta
     size = meta.itemsize
     _require(codes.strides[-1] == 1 or codes.shape[-1] == 1)
     _require(meta.ndim == 2 or meta.strides[-1] == size)
@@ -257,7 +227,7 @@ def _state(keys: CodecSpec, values: CodecSpec, *, plain: bool = False) -> Any:
     """Return the C state of these tables; it never changes, so all threads share it."""
     tables, alive = [], []
     for spec in (keys, values):
-        boundaries, centroids = (_floats(np.array(part, np.float32)) for part in spec.book.tables)
+        boundaries, centroids = (_floats(np.array(part)) for part in (spec.boundaries, spec.centroids))
         alive += [boundaries, centroids]
         tables.append(
             ffi.new(

@@ -10,9 +10,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.codec.codebook import Law, distortion, lloyd_max
-from tqtool.codec.codec import CodecSpec, ScaleRule, decode, encode, expected_error
-from tqtool.codec.sizes import FLOAT16_BYTES, FLOAT32_BYTES, UNTOUCHED, KVConfig, Meta, packed_bytes, vector_bytes
+from tqtool.codec.codebook import distortion, lloyd_max
+from tqtool.codec.codec import decode, encode, expected_error
+from tqtool.codec.sizes import KVConfig, vector_bytes
+from tqtool.codec.spec import CodecSpec
+from tqtool.codec.terms import FLOAT16_BYTES, FLOAT32_BYTES, UNTOUCHED, Law, Meta, ScaleRule, packed_bytes
 from tqtool.report.params import Params
 from tqtool.validation.dataset import Dataset
 from tqtool.validation.engines import BASELINES, Baseline, Format

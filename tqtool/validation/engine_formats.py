@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tqtool.codec.codebook import rounded
 from tqtool.codec.rotation import hadamard, signs
-from tqtool.codec.sizes import FLOAT16_BYTES, packed_bytes
+from tqtool.codec.terms import FLOAT16_BYTES, packed_bytes
 
 Array32 = NDArray[np.float32]
 

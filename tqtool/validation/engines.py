@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.codec.sizes import FLOAT16_BYTES
+from tqtool.codec.terms import FLOAT16_BYTES
 from tqtool.errors import UsageError
 from tqtool.validation.engine_formats import (
     GGML_BLOCK,

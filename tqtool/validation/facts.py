@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool.codec.codebook import distortion, lloyd_max
-from tqtool.codec.sizes import MAX_BITS, UNTOUCHED, vector_bytes
+from tqtool.codec.sizes import vector_bytes
+from tqtool.codec.terms import MAX_BITS, UNTOUCHED
 from tqtool.health import FLOAT16_MAX, LARGE_OFFSET
 from tqtool.report.aggregate import layer_name
 from tqtool.report.gates import limit_of

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tqtool.codec.sizes import UNTOUCHED
+from tqtool.codec.terms import UNTOUCHED
 from tqtool.errors import UsageError
 from tqtool.report.model import LayerChoice, Recommendation
 

@@ -8,8 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.codec.codebook import Law
-from tqtool.codec.sizes import FLOAT16_BYTES, FLOAT32_BYTES
+from tqtool.codec.terms import FLOAT16_BYTES, FLOAT32_BYTES, Law
 from tqtool.report.aggregate import Clusters, absent, head_means, summarize
 from tqtool.report.model import METRICS, Bucket, LayerValues, Row, Summary
 from tqtool.validation.coders import Configuration

@@ -17,7 +17,7 @@ import numpy as np
 
 from tqtool import __version__
 from tqtool.codec.codec import engine
-from tqtool.codec.sizes import UNTOUCHED
+from tqtool.codec.terms import UNTOUCHED
 from tqtool.dumps.inputs import Input
 from tqtool.errors import BugError, InputError, UsageError
 from tqtool.parallel import ordered_map

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tqtool.codec.sizes import AttentionLayer, CacheSize, KVConfig, Meta
+from tqtool.codec.sizes import AttentionLayer, CacheSize, KVConfig
+from tqtool.codec.terms import Meta
 from tqtool.rendering.tables import Column, table_text
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
