@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tqtool.codec.codebook import distortion, lloyd_max
+from tqtool.codec.codebook import lloyd_max
 from tqtool.codec.codec import decode, encode, expected_error
 from tqtool.codec.spec import CodecSpec
 from tqtool.codec.terms import SCALE_RULES
@@ -23,7 +23,7 @@ def test_the_norm_rule_loses_the_reference_distortion(bits: int, reference: floa
 @pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize("law", ["beta", "sphere", "gaussian"])
 def test_two_ways_to_the_reference_distortion_agree(dim: int, bits: int, law: Any) -> None:
-    assert expected_errors(dim, bits, law)["norm"] == pytest.approx(distortion(lloyd_max(dim, bits, law)), rel=1e-6)
+    assert expected_errors(dim, bits, law)["norm"] == pytest.approx(lloyd_max(dim, bits, law).distortion, rel=1e-6)
 
 
 @pytest.mark.parametrize(("dim", "bits"), [(32, 4), (64, 2), (64, 4), (128, 1), (128, 2), (128, 3), (128, 4), (80, 8)])

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tqtool.codec.rotation import MAX_DIM, MIN_DIM
+from tqtool.codec.solved import Solution, solved
 from tqtool.codec.terms import LAWS, MAX_BITS, Law
 from tqtool.errors import BugError, UsageError
 
@@ -43,6 +44,7 @@ class Codebook:
     boundaries: Array  # (2**bits - 1,) midpoints; a value on a boundary takes the upper code
     mse: float  # expected squared error per coordinate under its own law; times dim: of a unit vector
     entropy: float  # of a code, in bits
+    distortion: float  # D_b: expected relative squared error of a vector, from the published float32 tables
     residual: float  # how far a boundary or centroid is from its definition, in standard deviations
     lloyd_steps: int
     newton_steps: int
@@ -170,11 +172,32 @@ def newton_correction(b: Array, mass: Array, means: Array, dim: int, law: Law) -
 def lloyd_max(dim: int, bits: int, law: Law = "beta") -> Codebook:
     """The optimal codebook of 2**bits levels for one coordinate of a unit vector of length dim.
 
-    Lloyd's algorithm from a good start, then Newton's method for the same fixed point.
+    Common ones were solved beforehand and are read from a file.
 
     Raises: `UsageError` outside 16 <= dim <= 1024, 1 <= bits <= 8 and `LAWS`; `BugError` if not converged.
     """
     _check_arguments(dim, bits, law)
+    found = solved(dim, bits, law) or solve(dim, bits, law)
+    return Codebook(
+        dim,
+        bits,
+        law,
+        centroids=_frozen(_centroids(found.means)),
+        boundaries=_frozen(_boundaries(found.edges)),
+        mse=found.mse,
+        entropy=found.entropy,
+        distortion=found.distortion,
+        residual=found.residual,
+        lloyd_steps=found.lloyd_steps,
+        newton_steps=found.newton_steps,
+    )
+
+
+def solve(dim: int, bits: int, law: Law) -> Solution:
+    """Solve a codebook: Lloyd's algorithm from a good start, then Newton's method for the same fixed point.
+
+    Raises: `BugError` if it did not converge.
+    """
     sigma = math.sqrt(variance(dim, law))
     b = start(bits, dim, law)
     moved, lloyd_steps = math.inf, 0
@@ -195,18 +218,24 @@ def lloyd_max(dim: int, bits: int, law: Law = "beta") -> Codebook:
             f"{moved / sigma:.2g} sigma; the limits are {RESIDUAL_LIMIT:g} and {NEWTON_LIMIT:g}",
             code="not-converged",
         )
-    return Codebook(
-        dim,
-        bits,
-        law,
-        centroids=_frozen(np.concatenate([-means[::-1], means])),
-        boundaries=_frozen(np.concatenate([-b[::-1], [0.0], b])),
+    return Solution(
+        means,
+        b,
         mse=float(variance(dim, law) - 2 * np.sum(mass * means**2)),
         entropy=float(-2 * np.sum(mass * np.log2(mass))),
+        distortion=expected_error(rounded(_boundaries(b)), rounded(_centroids(means)), dim),
         residual=residual,
         lloyd_steps=lloyd_steps,
         newton_steps=newton_steps,
     )
+
+
+def _centroids(means: Array) -> Array:
+    return np.concatenate([-means[::-1], means])
+
+
+def _boundaries(edges: Array) -> Array:
+    return np.concatenate([-edges[::-1], [0.0], edges])
 
 
 def cells(boundaries: Array, dim: int, law: Law) -> tuple[Array, Array]:
@@ -223,19 +252,12 @@ def cells(boundaries: Array, dim: int, law: Law) -> tuple[Array, Array]:
 def expected_error(boundaries: ArrayLike, centroids: ArrayLike, dim: int, law: Law = "sphere") -> float:
     """Expected squared error of a unit vector, dim * E(t - c)^2, when any centred table quantizes it.
 
-    `boundaries` (levels - 1,) and `centroids` (levels,) need not be symmetric, optimal or within [-1, 1].
+    `boundaries` (levels - 1,) and `centroids` (levels,) need not be symmetric, optimal or within [-1, 1]. Of a
+    published table under the `sphere` law, whatever law made it, it is D_b: a randomly rotated vector follows that law.
     """
     c = np.asarray(centroids, np.float64)
     mass, moment = cells(np.asarray(boundaries, np.float64), dim, law)
     return float(dim * (variance(dim, law) + np.sum(mass * c * c - 2 * moment * c)))
-
-
-def distortion(book: Codebook) -> float:
-    """D_b: expected relative squared error of a vector, from the published float32 tables.
-
-    Under the `sphere` law, whatever law made the book: it is what a randomly rotated vector follows.
-    """
-    return expected_error(*book.tables, book.dim)
 
 
 def _largest(values: Array) -> float:

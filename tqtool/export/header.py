@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool import __version__
-from tqtool.codec.codebook import Codebook, distortion, lloyd_max
+from tqtool.codec.codebook import Codebook, lloyd_max
 from tqtool.codec.terms import Law
 from tqtool.errors import UsageError
 
@@ -123,7 +123,7 @@ def _row(book: Codebook, boundaries: NDArray[np.float32], centroids: NDArray[np.
         len(centroids),
         np.pad(boundaries, (0, spare), constant_values=FLT_MAX),
         np.pad(centroids, (0, spare)),
-        distortion(book),
+        book.distortion,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.codec.codebook import distortion, lloyd_max
+from tqtool.codec.codebook import lloyd_max
 from tqtool.codec.codec import decode, encode, expected_error
 from tqtool.codec.sizes import KVConfig, vector_bytes
 from tqtool.codec.spec import CodecSpec
@@ -96,7 +96,7 @@ def _coded(x: Array32, plan: SidePlan) -> tuple[Array32, Array32]:
 
 def known_distortion(dim: int, *, bits: int, law: Law) -> float:
     """Return D_b of a width."""
-    return 0.0 if bits == UNTOUCHED else distortion(lloyd_max(dim, bits, law))
+    return 0.0 if bits == UNTOUCHED else lloyd_max(dim, bits, law).distortion
 
 
 def head_bytes(bits: int, plan: SidePlan, *, tokens: int, dim: int, layer: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.codec.codebook import distortion, lloyd_max
+from tqtool.codec.codebook import lloyd_max
 from tqtool.codec.sizes import vector_bytes
 from tqtool.codec.terms import MAX_BITS, UNTOUCHED
 from tqtool.health import FLOAT16_MAX, LARGE_OFFSET
@@ -74,7 +74,7 @@ def min_key_bits(measured: Measured, target: float) -> dict[str, int]:
         noise = float(np.mean([np.mean(r.queries["", ""]["score_noise"]) for r in results]))
         dim = int(results[0].facts["dim"])
         allowed = target * dim / (measured.plan.scale**2 * noise) if noise > 0 else np.inf
-        widths = (b for b in range(1, MAX_BITS + 1) if distortion(lloyd_max(dim, b, measured.law)) <= allowed)
+        widths = (b for b in range(1, MAX_BITS + 1) if lloyd_max(dim, b, measured.law).distortion <= allowed)
         found[layer_name(layer)] = next(widths, UNTOUCHED)
     return found
 
@@ -96,7 +96,7 @@ def warnings_of(measured: Measured, source: Source, params: Params) -> list[Noti
         found.append(Notice("key-offset", text, source.name))
     if source.iid and source.kind == "dump":
         theory = ", ".join(
-            f"{np.sqrt(1 - distortion(lloyd_max(source.dim, bits, params.law))):.4f} at {bits}" for bits in (2, 3, 4)
+            f"{np.sqrt(1 - lloyd_max(source.dim, bits, params.law).distortion):.4f} at {bits}" for bits in (2, 3, 4)
         )
         text = (
             "the data look independent and Gaussian: figures describe the codebook, not a model; theory gives a vector "

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tqtool import __version__
-from tqtool.codec.codebook import Codebook, distortion
+from tqtool.codec.codebook import Codebook
 from tqtool.rendering.tables import Column, table_text
 
 
@@ -27,8 +27,8 @@ def codebook_table(books: Sequence[Codebook], *, terminal: bool, color: bool = T
             str(book.lloyd_steps),
             str(book.newton_steps),
             f"{book.residual:.1e}",
-            f"{distortion(book):.6g}",
-            f"{math.sqrt(1 - distortion(book)):.6f}",
+            f"{book.distortion:.6g}",
+            f"{math.sqrt(1 - book.distortion):.6f}",
             f"{book.entropy:.4f}",
         ]
         for book in books
@@ -57,8 +57,8 @@ def _table(book: Codebook) -> dict[str, Any]:
         "boundaries": book.boundaries.tolist(),
         "centroids": book.centroids.tolist(),
         "mse": book.mse,
-        "relative_mse": distortion(book),
-        "cosine": math.sqrt(1 - distortion(book)),
+        "relative_mse": book.distortion,
+        "cosine": math.sqrt(1 - book.distortion),
         "entropy": book.entropy,
         "residual": book.residual,
         "lloyd_steps": book.lloyd_steps,
