@@ -17,7 +17,7 @@ from tqtool.codec.codec import decode, encode, row_blocks
 from tqtool.codec.rotation import unrotate
 from tqtool.codec.spec import CodecSpec, Encoded
 from tqtool.codec.terms import SCALE_RULES
-from tqtool.errors import InputError, IntegrityError, TqError, UsageError
+from tqtool.errors import InputError, IntegrityError, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -263,29 +263,3 @@ def test_row_blocks_cover_every_vector_once_in_order(shape: tuple[int, ...], row
     assert_array_equal(together, x.reshape(-1, 16))
     starts = np.cumsum([0, *(len(block) for _, block in blocks)])[:-1]
     assert [start for start, _ in blocks] == starts.tolist()
-
-
-def test_an_executor_of_any_kind_serves() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    from tqtool.parallel import ordered_map
-
-    with ThreadPoolExecutor(3) as pool:
-        assert list(ordered_map(lambda n: n * n, range(20), executor=pool)) == [n * n for n in range(20)]
-
-
-def test_the_first_error_stops_the_work() -> None:
-    from tqtool.parallel import ordered_map
-
-    begun = []
-
-    def work(n: int) -> int:
-        begun.append(n)
-        if n == 3:
-            raise InputError("three", code="shape")
-        return n
-
-    done = []
-    with pytest.raises(TqError, match="three"):
-        done.extend(ordered_map(work, range(1000), threads=2))
-    assert max(begun) < 10

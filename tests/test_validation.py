@@ -172,6 +172,19 @@ def test_units_can_run_in_other_processes() -> None:
     assert report_to_json(elsewhere) == report_to_json(validate([data], params))
 
 
+def test_a_bad_head_is_told_from_another_process_as_from_a_thread() -> None:
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((2, 2, 40, 32))
+    data, params = from_arrays(k * 1e37, k, q), Params(("K4/V4",))
+    with pytest.raises(InputError) as here:
+        validate([data], params, threads=2)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool, pytest.raises(InputError) as there:
+        validate([data], params, executor=pool)
+    assert "layer 0, head 0: vector [0] has norm" in str(there.value)
+    for fact in ("args", "code", "hint", "path"):
+        assert getattr(there.value, fact) == getattr(here.value, fact)
+
+
 def test_the_block_size_does_not_change_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     data = from_dump(load_dump(sample_dump_path()), name="sample")
     whole = validate([data], Params(("K3/V3",), max_queries=64))

@@ -6,7 +6,8 @@ there is one. The codes are listed in `docs/errors.md`. A broken invariant of ou
 
 from __future__ import annotations
 
-from typing import ClassVar
+import copyreg
+from typing import Any, ClassVar
 
 
 class TqError(Exception):
@@ -19,6 +20,10 @@ class TqError(Exception):
         self.code = code
         self.hint = hint
         self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # `Exception` would call the constructor with the message alone; a process pool would break on the way back
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class UsageError(TqError):

@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -34,13 +34,17 @@ def ordered_map(
     """Yield `function(item)` for each item, in order.
 
     At most `threads + 1` items are under way or waiting to be taken, and items are drawn only as there is room, so
-    memory stays bounded however many there are. One thread means a plain loop. The first error is raised where its
-    result would have come, and what has not begun by then never does.
+    memory stays bounded however many there are. One thread, or one item, means a plain loop: starting a pool costs
+    more than a small block. The first error is raised where its result would have come, and what has not begun by
+    then never does.
     """
     threads = default_threads() if threads is None else threads
+    remaining = iter(items)
+    begun = list(islice(remaining, 2)) if executor is None and threads > 1 else []
+    items = chain(begun, remaining)
     if executor is not None:
         yield from _windowed(function, items, executor, threads + 1)
-    elif threads == 1:
+    elif threads == 1 or len(begun) < 2:
         yield from map(function, items)
     else:
         with ThreadPoolExecutor(threads) as pool:
