@@ -12,12 +12,9 @@
  * Why every machine gets the same bits: products that feed a sum are float * float in double and hence exact, so fused
  * multiply-add changes nothing; an inexact product stands alone; sums have a fixed order; C is exact in any order.
  *
- * Arrangement: this file reads itself once per instruction set for section 7, the kernels. There a lane is a vector: a
- * tile of LANES vectors is transposed on loading, so every step runs over whole registers in the order above.
- *   1 guards and small tools   2 state   3 rotation and codec   4 attention   5 cache   6 self-test   7 kernels
+ * Sections: 1 guards and small tools   2 what the kernels share   3 kernels   4 state   5 rotation and codec
+ *           6 attention   7 cache   8 diagnosis
  */
-#ifndef TQ_KERNELS
-
 #include "turboquant.h"
 
 #include <float.h>
@@ -124,7 +121,7 @@ static uint64_t tq_splitmix64(uint64_t *state) {
     return z ^ (z >> 31);
 }
 
-/* ---- 2. state --------------------------------------------------------------------------------------------------- */
+/* ---- 2. what the kernels share ---------------------------------------------------------------------------------- */
 
 /* One side's tables. Tails are padded with 0 so that kernels may load whole registers. */
 typedef struct {
@@ -168,6 +165,50 @@ struct tq_kernels {
     void (*attend)(const fa_tq_state *, const fa_tq_packed *keys, const fa_tq_packed *values, size_t tokens,
                    size_t first_head, size_t heads, size_t rows, size_t group, bool causal, float *queries);
 };
+
+/* Tokens that attention decodes at a time: a multiple of four. */
+static size_t tq_chunk(const fa_tq_state *state) {
+    return TQ_CHUNK_FLOATS / state->padded / 4 * 4;
+}
+
+/* What attention keeps of one query, as floats: [weights of a chunk][rotated query][total][what its roundings lost]
+ * [most, sum, what sum lost]. The total is of exp(score - most) * value. */
+static size_t tq_query_floats(const fa_tq_state *state) {
+    return (tq_chunk(state) + 7) / 8 * 8 + 3 * state->padded + 8;
+}
+
+/* ---- 3. kernels: one set an instruction set, and the choice among them ------------------------------------------ */
+
+/* Plain: four lanes where the compiler has vectors for them, else one. */
+#define TQ_KERNELS tq_plain_
+#define TQ_TARGET
+#if defined(__GNUC__) && (defined(__SSE2__) || defined(__aarch64__)) && !defined(FA_TQ_PLAIN)
+#define LANES 4
+#else
+#define LANES 1
+#endif
+#include "turboquant_kernels.h"
+
+#ifdef TQ_HAVE_AVX2
+#define TQ_KERNELS tq_avx2_
+#define TQ_TARGET __attribute__((target("avx2,f16c"))) /* no fma: nothing can be contracted */
+#define LANES 8
+#include "turboquant_kernels.h"
+#endif
+
+static const tq_kernels *tq_plain_kernels(void) {
+    return &tq_plain_kernels_table;
+}
+
+/* Every processor with AVX2 has F16C. */
+static const tq_kernels *tq_best_kernels(void) {
+#ifdef TQ_HAVE_AVX2
+    if (__builtin_cpu_supports("avx2")) return &tq_avx2_kernels_table;
+#endif
+    return &tq_plain_kernels_table;
+}
+
+/* ---- 4. state --------------------------------------------------------------------------------------------------- */
 
 static bool tq_is_prime(int n) {
     if (n < 2) return false;
@@ -254,9 +295,6 @@ static bool tq_set_side(tq_side *side, const fa_tq_table *table, int dim) {
     return true;
 }
 
-static const tq_kernels *tq_best_kernels(void);
-static const tq_kernels *tq_plain_kernels(void);
-
 fa_tq_state *fa_tq_init_with(int head_dim, const fa_tq_table *key, const fa_tq_table *value, uint64_t seed) {
     const int order = tq_hadamard_order(head_dim);
     if (order == 0) return NULL;
@@ -325,13 +363,6 @@ const uint64_t *fa_tq_get_signs(const fa_tq_state *state) {
     return state->signs;
 }
 
-size_t fa_tq_packed_size(int head_dim, int bits) {
-    if (head_dim < 1 || head_dim > FA_TQ_MAX_DIM || bits < 1 || bits > FA_TQ_MAX_BITS) return 0;
-    return ((size_t)head_dim * (size_t)bits + 7) / 8;
-}
-
-/* ---- 3. rotation and codec -------------------------------------------------------------------------------------- */
-
 const char *fa_tq_instructions(const fa_tq_state *state) {
     return (state ? state->kernels : tq_best_kernels())->name;
 }
@@ -339,6 +370,13 @@ const char *fa_tq_instructions(const fa_tq_state *state) {
 void fa_tq_use_plain(fa_tq_state *state) {
     state->kernels = tq_plain_kernels();
 }
+
+size_t fa_tq_packed_size(int head_dim, int bits) {
+    if (head_dim < 1 || head_dim > FA_TQ_MAX_DIM || bits < 1 || bits > FA_TQ_MAX_BITS) return 0;
+    return ((size_t)head_dim * (size_t)bits + 7) / 8;
+}
+
+/* ---- 5. rotation and codec -------------------------------------------------------------------------------------- */
 
 void fa_tq_rotate(const fa_tq_state *state, const float *in, float *out) {
     state->kernels->rotate(state, false, in, state->dim, 1, out, state->dim);
@@ -373,7 +411,7 @@ int fa_tq_dequantize_head(const fa_tq_state *state, const uint8_t *packed, const
     return fa_tq_decode(state, is_key, packed, range, false, 2, 1, out);
 }
 
-/* ---- 4. attention ----------------------------------------------------------------------------------------------- */
+/* ---- 6. attention ----------------------------------------------------------------------------------------------- */
 
 /* All of it happens in rotated space: q . k = (R q) . (R k) and R k is scale * centroids, so queries are rotated once,
  * values are added up as they lie in the cache, and the result is rotated back once. */
@@ -393,17 +431,6 @@ void fa_tq_accum_head(const fa_tq_state *state, float weight, const uint8_t *pac
     const double factor = (double)weight * (double)range[0];
     state->kernels->expand(state, &state->side[0], packed, 0, 1, value);
     for (size_t j = 0; j < state->dim; j++) acc_rot[j] += factor * (double)value[j];
-}
-
-/* Tokens that attention decodes at a time: a multiple of four. */
-static size_t tq_chunk(const fa_tq_state *state) {
-    return TQ_CHUNK_FLOATS / state->padded / 4 * 4;
-}
-
-/* What attention keeps of one query, as floats: [weights of a chunk][rotated query][total][what its roundings lost]
- * [most, sum, what sum lost]. The total is of exp(score - most) * value. */
-static size_t tq_query_floats(const fa_tq_state *state) {
-    return (tq_chunk(state) + 7) / 8 * 8 + 3 * state->padded + 8;
 }
 
 size_t fa_tq_attend_scratch(const fa_tq_state *state, size_t heads, size_t rows, size_t group) {
@@ -459,7 +486,7 @@ int fa_tq_mix(const fa_tq_state *state, const fa_tq_packed *values, size_t token
     return FA_TQ_OK;
 }
 
-/* ---- 5. cache --------------------------------------------------------------------------------------------------- */
+/* ---- 7. cache --------------------------------------------------------------------------------------------------- */
 
 struct fa_tq_cache {
     const fa_tq_state *state;
@@ -627,48 +654,7 @@ int fa_tq_attention_step(const fa_tq_state *state, fa_tq_cache *cache, int layer
                         query_heads / cache->heads, scale, false, scratch, out);
 }
 
-/* ---- the kernels, once per instruction set ---------------------------------------------------------------------- */
-
-#define TQ_JOIN(a, b) a##b
-#define TQ_NAME(a, b) TQ_JOIN(a, b)
-#define FN(name) TQ_NAME(TQ_KERNELS, name)
-
-/* Plain: four lanes where the compiler has vectors for them, else one. */
-#define TQ_KERNELS tq_plain_
-#define TQ_TARGET
-#if defined(__GNUC__) && (defined(__SSE2__) || defined(__aarch64__)) && !defined(FA_TQ_PLAIN)
-#define LANES 4
-#else
-#define LANES 1
-#endif
-#include "turboquant.c"
-#undef TQ_KERNELS
-#undef TQ_TARGET
-#undef LANES
-
-#ifdef TQ_HAVE_AVX2
-#define TQ_KERNELS tq_avx2_
-#define TQ_TARGET __attribute__((target("avx2,f16c"))) /* no fma: nothing can be contracted */
-#define LANES 8
-#include "turboquant.c"
-#undef TQ_KERNELS
-#undef TQ_TARGET
-#undef LANES
-#endif
-
-static const tq_kernels *tq_plain_kernels(void) {
-    return &tq_plain_kernels_table;
-}
-
-/* Every processor with AVX2 has F16C. */
-static const tq_kernels *tq_best_kernels(void) {
-#ifdef TQ_HAVE_AVX2
-    if (__builtin_cpu_supports("avx2")) return &tq_avx2_kernels_table;
-#endif
-    return &tq_plain_kernels_table;
-}
-
-/* ---- 6. self-test ----------------------------------------------------------------------------------------------- */
+/* ---- 8. diagnosis ----------------------------------------------------------------------------------------------- */
 
 const char *fa_tq_strerror(int error) {
     switch (error) {
@@ -743,794 +729,3 @@ int fa_tq_selftest(void) {
 #endif
     return FA_TQ_OK;
 }
-
-#else /* TQ_KERNELS */
-/* ---- 7. kernels: read once per instruction set, with LANES vectors to a tile ------------------------------------ */
-
-#define VF FN(vf) /* LANES floats */
-#define VU FN(vu) /* LANES 32-bit words */
-#define VD FN(vd) /* half as many doubles; HALVES of them go with one VF */
-#define FN_INLINE TQ_INLINE TQ_TARGET
-#if LANES == 1
-#define HALVES 1
-#define LANE(v, l) (v)
-#define BITS_OF(v) tq_float_bits(v)
-#define FLOATS_OF(u) tq_float_of(u)
-#define AT_LEAST(a, b) ((uint32_t)0 - (uint32_t)((a) >= (b)))
-typedef float VF;
-typedef uint32_t VU;
-typedef double VD;
-#else
-#define HALVES 2
-#define LANE(v, l) ((v)[l])
-#define BITS_OF(v) ((VU)(v))
-#define FLOATS_OF(u) ((VF)(u))
-#define AT_LEAST(a, b) ((VU)((a) >= (b))) /* all ones in a lane where it holds */
-typedef float VF __attribute__((vector_size(4 * LANES)));
-typedef uint32_t VU __attribute__((vector_size(4 * LANES)));
-typedef double VD __attribute__((vector_size(4 * LANES)));
-#endif
-
-FN_INLINE VF FN(read)(const float *from) {
-    VF v;
-    memcpy(&v, from, sizeof v);
-    return v;
-}
-
-FN_INLINE void FN(write)(float *to, VF v) {
-    memcpy(to, &v, sizeof v);
-}
-
-FN_INLINE VF FN(broadcast)(float value) {
-    VF v = {0};
-    return v + value;
-}
-
-/* From and to memory: halves of registers would have to be moved about. */
-FN_INLINE void FN(widen)(const VF *from, VD wide[HALVES]) {
-#if LANES == 8
-    wide[0] = _mm256_cvtps_pd(_mm_loadu_ps((const float *)from));
-    wide[1] = _mm256_cvtps_pd(_mm_loadu_ps((const float *)from + 4));
-#elif LANES == 4
-    const VD lower = {(double)(*from)[0], (double)(*from)[1]}, upper = {(double)(*from)[2], (double)(*from)[3]};
-    wide[0] = lower;
-    wide[1] = upper;
-#else
-    wide[0] = (double)*from;
-#endif
-}
-
-FN_INLINE void FN(narrow)(const VD wide[HALVES], VF *to) {
-#if LANES == 8
-    _mm_storeu_ps((float *)to, _mm256_cvtpd_ps(wide[0]));
-    _mm_storeu_ps((float *)to + 4, _mm256_cvtpd_ps(wide[1]));
-#elif LANES == 4
-    const VF v = {(float)wide[0][0], (float)wide[0][1], (float)wide[1][0], (float)wide[1][1]};
-    *to = v;
-#else
-    *to = (float)wide[0];
-#endif
-}
-
-/* ---- tiles: LANES rows in memory <-> x[j] with one row a lane ---- */
-
-#if LANES == 8
-/* Transposes the 8 x 8 floats in r. */
-FN_INLINE void FN(transpose)(VF r[8]) {
-    VF a[8], b[8];
-    TQ_UNROLL for (int i = 0; i < 8; i += 2) {
-        a[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-        a[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-    }
-    TQ_UNROLL for (int i = 0; i < 8; i += 4) {
-        b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
-        b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
-        b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
-        b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
-    }
-    TQ_UNROLL for (int i = 0; i < 4; i++) {
-        r[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
-        r[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
-    }
-}
-
-/* Coordinates j .. j + 7 of a row. */
-FN_INLINE VF FN(read_row)(const void *row, int type, size_t j) {
-    if (type == FA_TQ_F32) return FN(read)((const float *)row + j);
-    const __m128i halves = _mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)row + j));
-    if (type == FA_TQ_F16) return _mm256_cvtph_ps(halves);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-}
-#endif
-
-FN_INLINE void FN(load_tile)(const void *const row[LANES], int type, size_t dim, VF *x) {
-    size_t j = 0;
-#if LANES == 8
-    for (; j + 8 <= dim; j += 8) {
-        VF r[8];
-        TQ_UNROLL for (size_t l = 0; l < 8; l++) r[l] = FN(read_row)(row[l], type, j);
-        FN(transpose)(r);
-        TQ_UNROLL for (size_t i = 0; i < 8; i++) x[j + i] = r[i];
-    }
-#endif
-    for (; j < dim; j++)
-        for (int l = 0; l < LANES; l++) LANE(x[j], l) = tq_element(row[l], type, j);
-}
-
-FN_INLINE void FN(store_tile)(const VF *x, size_t dim, float *out, size_t stride, size_t count) {
-    size_t j = 0;
-#if LANES == 8
-    for (; j + 8 <= dim; j += 8) {
-        VF r[8];
-        TQ_UNROLL for (size_t i = 0; i < 8; i++) r[i] = x[j + i];
-        FN(transpose)(r);
-        TQ_UNROLL for (size_t l = 0; l < 8; l++)
-            if (l < count) FN(write)(out + l * stride + j, r[l]);
-    }
-#endif
-    for (; j < dim; j++)
-        for (size_t l = 0; l < count; l++) out[l * stride + j] = LANE(x[j], l);
-}
-
-/* words[w] = 32-bit word w of each lane's packed row; rows of `bytes` bytes, the last word filled up with zeros. */
-FN_INLINE void FN(load_words)(const uint8_t *codes, size_t bytes, size_t count, VU *words) {
-    size_t w = 0;
-#if LANES == 8
-    for (; 4 * w + 32 <= bytes && count == 8; w += 8) {
-        VF r[8];
-        TQ_UNROLL for (size_t l = 0; l < 8; l++) memcpy(&r[l], codes + l * bytes + 4 * w, 32);
-        FN(transpose)(r);
-        TQ_UNROLL for (size_t i = 0; i < 8; i++) words[w + i] = BITS_OF(r[i]);
-    }
-#endif
-    for (; 4 * w < bytes; w++)
-        for (size_t l = 0; l < count; l++) LANE(words[w], l) = tq_word(codes + l * bytes + 4 * w, bytes - 4 * w);
-}
-
-FN_INLINE void FN(store_words)(const VU *words, size_t bytes, size_t count, uint8_t *codes) {
-    size_t w = 0;
-#if LANES == 8
-    for (; 4 * w + 32 <= bytes && count == 8; w += 8) {
-        VF r[8];
-        TQ_UNROLL for (size_t i = 0; i < 8; i++) r[i] = FLOATS_OF(words[w + i]);
-        FN(transpose)(r);
-        TQ_UNROLL for (size_t l = 0; l < 8; l++) memcpy(codes + l * bytes + 4 * w, &r[l], 32);
-    }
-#endif
-    for (; 4 * w < bytes; w++)
-        for (size_t l = 0; l < count; l++) tq_put_word(codes + l * bytes + 4 * w, bytes - 4 * w, LANE(words[w], l));
-}
-
-/* Asks for memory that the next tile reads or writes: a tile is too short for processors to see a pattern. */
-FN_INLINE void FN(fetch)(const void *from, size_t bytes) {
-    for (size_t byte = 0; byte < bytes; byte += 64) TQ_PREFETCH((const uint8_t *)from + byte);
-}
-
-/* Norms of the lanes; 0, or the error of the first of `count` lanes that is refused, with its number in *lane. */
-FN_INLINE int FN(tile_norms)(const VF *x, size_t dim, size_t count, double norms[LANES], size_t *lane) {
-    VD zero = {0}, sum[HALVES], wide[HALVES];
-    for (int h = 0; h < HALVES; h++) sum[h] = zero;
-    for (size_t j = 0; j < dim; j++) {
-        FN(widen)(x + j, wide);
-        for (int h = 0; h < HALVES; h++) sum[h] += wide[h] * wide[h];
-    }
-    memcpy(norms, sum, sizeof sum);
-    for (size_t l = 0; l < LANES; l++) norms[l] = sqrt(norms[l]);
-    for (size_t l = 0; l < count; l++) {
-        if (norms[l] <= TQ_MAX_NORM) continue;
-        *lane = l;
-        return norms[l] < HUGE_VAL ? FA_TQ_ERR_NORM : FA_TQ_ERR_VALUE;
-    }
-    return FA_TQ_OK;
-}
-
-/* ---- rotation ---- */
-
-/* x_j = float(double(x_j) * factor), negated by the sign bit: negation is exact, so the factor may carry it. */
-FN_INLINE void FN(scale_tile)(const fa_tq_state *s, VF *x, const double factors[LANES]) {
-    VD signed_factors[2][HALVES], wide[HALVES];
-    memcpy(signed_factors[0], factors, sizeof signed_factors[0]);
-    for (int h = 0; h < HALVES; h++) signed_factors[1][h] = -signed_factors[0][h];
-    for (size_t j = 0; j < s->dim; j++) {
-        const VD *factor = signed_factors[s->signs[j / 64] >> (j % 64) & 1];
-        FN(widen)(x + j, wide);
-        for (int h = 0; h < HALVES; h++) wide[h] *= factor[h];
-        FN(narrow)(wide, x + j);
-    }
-}
-
-/* Butterflies of strides s, 2s and 4s; likewise s and 2s; and s alone. */
-FN_INLINE void FN(radix8)(VF *x, size_t dim, size_t s) {
-    for (size_t base = 0; base < dim; base += 8 * s) {
-        for (VF *p = x + base; p < x + base + s; p++) {
-            const VF a0 = p[0] + p[s], a1 = p[0] - p[s], a2 = p[2 * s] + p[3 * s], a3 = p[2 * s] - p[3 * s];
-            const VF a4 = p[4 * s] + p[5 * s], a5 = p[4 * s] - p[5 * s], a6 = p[6 * s] + p[7 * s];
-            const VF a7 = p[6 * s] - p[7 * s];
-            const VF b0 = a0 + a2, b1 = a1 + a3, b2 = a0 - a2, b3 = a1 - a3;
-            const VF b4 = a4 + a6, b5 = a5 + a7, b6 = a4 - a6, b7 = a5 - a7;
-            p[0] = b0 + b4;
-            p[s] = b1 + b5;
-            p[2 * s] = b2 + b6;
-            p[3 * s] = b3 + b7;
-            p[4 * s] = b0 - b4;
-            p[5 * s] = b1 - b5;
-            p[6 * s] = b2 - b6;
-            p[7 * s] = b3 - b7;
-        }
-    }
-}
-
-FN_INLINE void FN(radix4)(VF *x, size_t dim, size_t s) {
-    for (size_t base = 0; base < dim; base += 4 * s) {
-        for (VF *p = x + base; p < x + base + s; p++) {
-            const VF a0 = p[0] + p[s], a1 = p[0] - p[s], a2 = p[2 * s] + p[3 * s], a3 = p[2 * s] - p[3 * s];
-            p[0] = a0 + a2;
-            p[s] = a1 + a3;
-            p[2 * s] = a0 - a2;
-            p[3 * s] = a1 - a3;
-        }
-    }
-}
-
-FN_INLINE void FN(radix2)(VF *x, size_t dim, size_t s) {
-    for (size_t base = 0; base < dim; base += 2 * s) {
-        for (VF *p = x + base; p < x + base + s; p++) {
-            const VF a0 = p[0], a1 = p[s];
-            p[0] = a0 + a1;
-            p[s] = a0 - a1;
-        }
-    }
-}
-
-FN_INLINE void FN(butterflies)(VF *x, size_t dim, size_t run) {
-    size_t s = 1;
-    for (; 8 * s <= run; s *= 8) FN(radix8)(x, dim, s);
-    if (4 * s == run) FN(radix4)(x, dim, s);
-    if (2 * s == run) FN(radix2)(x, dim, s);
-}
-
-/* y = matrix (or its transpose) across the runs of x; four rows at a time, each summed in index order. */
-FN_INLINE void FN(across_runs)(const fa_tq_state *s, bool transpose, const VF *x, VF *y) {
-    const size_t order = s->order, run = s->run;
-    float signs[FA_TQ_MAX_DIM][4];
-    for (size_t k = 0; k < order; k += 4) {
-        for (size_t i = 0; i < order; i++)
-            for (size_t a = 0; a < 4; a++)
-                signs[i][a] = (float)s->matrix[transpose ? i * order + k + a : (k + a) * order + i];
-        for (size_t r = 0; r < run; r++) {
-            VF sum[4];
-            TQ_UNROLL for (int a = 0; a < 4; a++) sum[a] = x[r] * signs[0][a];
-            for (size_t i = 1; i < order; i++) {
-                TQ_UNROLL for (int a = 0; a < 4; a++) sum[a] += x[i * run + r] * signs[i][a];
-            }
-            TQ_UNROLL for (size_t a = 0; a < 4; a++) y[(k + a) * run + r] = sum[a];
-        }
-    }
-}
-
-/* Unscaled H, or its transpose, of x; returns where the result is: x or spare. */
-FN_INLINE VF *FN(hadamard)(const fa_tq_state *s, bool inverse, VF *x, VF *spare) {
-    if (s->order == 1) {
-        FN(butterflies)(x, s->dim, s->run);
-        return x;
-    }
-    if (!inverse) FN(butterflies)(x, s->dim, s->run);
-    FN(across_runs)(s, inverse, x, spare);
-    if (inverse) FN(butterflies)(spare, s->dim, s->run);
-    return spare;
-}
-
-static TQ_TARGET void FN(rotate)(const fa_tq_state *s, bool inverse, const float *in, size_t in_stride, size_t count,
-                                 float *out, size_t out_stride) {
-    VF x[FA_TQ_MAX_DIM], spare[FA_TQ_MAX_DIM];
-    double factors[LANES];
-    for (int l = 0; l < LANES; l++) factors[l] = 1.0 / s->root;
-    for (size_t first = 0; first < count; first += LANES) {
-        const size_t n = count - first < LANES ? count - first : LANES;
-        const void *row[LANES];
-        for (size_t l = 0; l < LANES; l++) row[l] = l < n ? in + (first + l) * in_stride : tq_zeros;
-        FN(load_tile)(row, FA_TQ_F32, s->dim, x);
-        if (!inverse) FN(scale_tile)(s, x, factors);
-        VF *y = FN(hadamard)(s, inverse, x, spare);
-        if (inverse) FN(scale_tile)(s, y, factors);
-        FN(store_tile)(y, s->dim, out + first * out_stride, out_stride, n);
-    }
-}
-
-/* ---- quantizer ---- */
-
-/* table[index] of each lane; lo and hi are the table's first two registers. */
-FN_INLINE VF FN(lookup)(const float *table, VF lo, VF hi, VU index, int bits) {
-#if LANES == 8
-    if (bits <= 3) return _mm256_permutevar8x32_ps(lo, (__m256i)index);
-    if (bits == 4)
-        return _mm256_blendv_ps(_mm256_permutevar8x32_ps(lo, (__m256i)index),
-                                _mm256_permutevar8x32_ps(hi, (__m256i)index), (VF)(index << 28));
-    return _mm256_i32gather_ps(table, (__m256i)index, 4);
-#else
-    VF v = lo;
-    for (int l = 0; l < LANES; l++) LANE(v, l) = table[LANE(index, l)];
-    (void)hi;
-    (void)bits;
-    return v;
-#endif
-}
-
-/* Number of boundaries <= y. levels: the first four levels of the search tree, a register each. */
-FN_INLINE VU FN(search)(const tq_side *t, const VF levels[4], VF y, int bits) {
-    VU index = {0};
-#if LANES == 8
-    for (int level = 0; level < bits; level++) {
-        const float *nodes = t->tree + ((size_t)1 << level);
-        VF b;
-        if (level == 0) b = levels[0];
-        else if (level < 4) b = _mm256_permutevar8x32_ps(levels[level], (__m256i)index);
-        else b = _mm256_i32gather_ps(nodes, (__m256i)index, 4);
-        index = index + index - AT_LEAST(y, b);
-    }
-#else
-    (void)levels;
-    if (bits <= 4) { /* counting keeps the lanes together */
-        for (size_t k = 0; k + 1 < (size_t)1 << bits; k++) index -= AT_LEAST(y, FN(broadcast)(t->boundaries[k]));
-    } else {
-        for (int l = 0; l < LANES; l++) {
-            size_t node = 1;
-            for (int level = 0; level < bits; level++) node = 2 * node + (LANE(y, l) >= t->tree[node] ? 1 : 0);
-            LANE(index, l) = (uint32_t)(node - ((size_t)1 << bits));
-        }
-    }
-#endif
-    return index;
-}
-
-/* Codes of y as words of the packed rows; energy = C and, with `products`, product = S of the format's step 5. */
-FN_INLINE void FN(quantize_tile)(const tq_side *t, const VF *y, size_t dim, VU *words, VD energy[HALVES],
-                                 VD product[HALVES], int bits, bool products) {
-    const VF squares_lo = FN(read)(t->squares), squares_hi = FN(read)(t->squares + 8);
-    const VF centroids_lo = FN(read)(t->centroids), centroids_hi = FN(read)(t->centroids + 8);
-    const VF levels[4] = {FN(broadcast)(t->tree[1]), FN(read)(t->tree + 2), FN(read)(t->tree + 4),
-                          FN(read)(t->tree + 8)};
-    const VD zero = {0};
-    VD wide[HALVES], wide_y[HALVES];
-    VU word = {0};
-    int used = 0; /* bits of word */
-    for (int h = 0; h < HALVES; h++) energy[h] = product[h] = zero;
-    for (size_t j = 0; j < dim; j += 4) { /* every length is a multiple of four */
-        VU four = {0};
-        TQ_UNROLL for (int i = 0; i < 4; i++, y++) {
-            const VU index = FN(search)(t, levels, *y, bits);
-            VF found = FN(lookup)(t->squares, squares_lo, squares_hi, index, bits);
-            FN(widen)(&found, wide);
-            for (int h = 0; h < HALVES; h++) energy[h] += wide[h];
-            if (products) {
-                found = FN(lookup)(t->centroids, centroids_lo, centroids_hi, index, bits);
-                FN(widen)(&found, wide);
-                FN(widen)(y, wide_y);
-                for (int h = 0; h < HALVES; h++) product[h] += wide_y[h] * wide[h];
-            }
-            four |= index << (i * bits);
-        }
-        word |= four << used;
-        used += 4 * bits;
-        if (used >= 32) {
-            *words++ = word;
-            used -= 32;
-            if (used > 0) word = four >> (4 * bits - used);
-            else word ^= word;
-        }
-    }
-    *words = word;
-}
-
-static TQ_TARGET void FN(quantize)(const tq_side *t, const VF *y, size_t dim, VU *words, VD energy[HALVES],
-                                   VD product[HALVES]) {
-    const bool products = t->table.scale_rule == FA_TQ_LSQ || t->table.scale_rule == FA_TQ_UNBIASED;
-    if (t->bits == 2 && !products) FN(quantize_tile)(t, y, dim, words, energy, product, 2, false);
-    else if (t->bits == 3 && !products) FN(quantize_tile)(t, y, dim, words, energy, product, 3, false);
-    else if (t->bits == 4 && !products) FN(quantize_tile)(t, y, dim, words, energy, product, 4, false);
-    else if (t->bits == 2) FN(quantize_tile)(t, y, dim, words, energy, product, 2, true);
-    else if (t->bits == 3) FN(quantize_tile)(t, y, dim, words, energy, product, 3, true);
-    else if (t->bits == 4) FN(quantize_tile)(t, y, dim, words, energy, product, 4, true);
-    else FN(quantize_tile)(t, y, dim, words, energy, product, t->bits, products);
-}
-
-/* The float that decoding multiplies by. */
-FN_INLINE float FN(scale_of)(int rule, double norm, double energy, double product) {
-    if (norm == 0.0) return 0.0f;
-    if (rule == FA_TQ_MATCH) return (float)(norm / sqrt(energy));
-    if (rule == FA_TQ_LSQ) return (float)(norm * product / energy);
-    if (rule == FA_TQ_UNBIASED) return (float)(norm / product);
-    return (float)norm;
-}
-
-static TQ_TARGET int FN(encode)(const fa_tq_state *s, const tq_side *t, const void *rows, int type, size_t count,
-                                uint8_t *codes, void *scales, bool bf16, float *norms, size_t stride, size_t *bad) {
-    const size_t row_bytes = s->dim * (type == FA_TQ_F32 ? 4 : 2);
-    VF x[FA_TQ_MAX_DIM], spare[FA_TQ_MAX_DIM];
-    VU words[FA_TQ_MAX_DIM / 4 + 1];
-    for (size_t first = 0; first < count; first += LANES) {
-        const size_t n = count - first < LANES ? count - first : LANES;
-        const uint8_t *own = (const uint8_t *)rows + first * row_bytes;
-        const void *row[LANES];
-        for (size_t l = 0; l < LANES; l++) row[l] = l < n ? own + l * row_bytes : (const uint8_t *)tq_zeros;
-        if (first + 2 * LANES <= count) FN(fetch)(own + LANES * row_bytes, LANES * row_bytes);
-        FN(load_tile)(row, type, s->dim, x);
-
-        double norm[LANES], factors[LANES], energy[LANES], product[LANES];
-        size_t lane = 0;
-        const int error = FN(tile_norms)(x, s->dim, n, norm, &lane);
-        if (error) {
-            if (bad) *bad = first + lane;
-            return error;
-        }
-        for (int l = 0; l < LANES; l++) factors[l] = norm[l] > 0.0 ? 1.0 / (norm[l] * s->root) : 0.0;
-        FN(scale_tile)(s, x, factors);
-        const VF *y = FN(hadamard)(s, false, x, spare);
-        VD wide_energy[HALVES], wide_product[HALVES];
-        FN(quantize)(t, y, s->dim, words, wide_energy, wide_product);
-        memcpy(energy, wide_energy, sizeof energy);
-        memcpy(product, wide_product, sizeof product);
-
-        for (size_t l = 0; l < n; l++) {
-            const size_t at = (first + l) * stride;
-            const float scale = FN(scale_of)(t->table.scale_rule, norm[l], energy[l], product[l]);
-            if (bf16) ((uint16_t *)scales)[at] = tq_to_bf16(scale);
-            else ((float *)scales)[at] = scale;
-            if (norms) norms[at] = (float)norm[l];
-        }
-        FN(store_words)(words, t->bytes, n, codes + first * t->bytes);
-    }
-    return FA_TQ_OK;
-}
-
-/* 0, or the error of the first row that encoding would refuse. */
-static TQ_TARGET int FN(norms)(const fa_tq_state *s, const float *rows, size_t count) {
-    VF x[FA_TQ_MAX_DIM];
-    for (size_t first = 0; first < count; first += LANES) {
-        const size_t n = count - first < LANES ? count - first : LANES;
-        const void *row[LANES];
-        double norm[LANES];
-        size_t lane;
-        for (size_t l = 0; l < LANES; l++) row[l] = l < n ? rows + (first + l) * s->dim : tq_zeros;
-        FN(load_tile)(row, FA_TQ_F32, s->dim, x);
-        const int error = FN(tile_norms)(x, s->dim, n, norm, &lane);
-        if (error) return error;
-    }
-    return FA_TQ_OK;
-}
-
-FN_INLINE void FN(unpack_tile)(const tq_side *t, const VU *words, size_t dim, VF *x, int bits) {
-    const VF lo = FN(read)(t->centroids), hi = FN(read)(t->centroids + 8);
-    const uint32_t mask = (1u << bits) - 1;
-    int used = 0;
-    for (size_t j = 0; j < dim; j += 4) {
-        VU four = words[0] >> used;
-        used += 4 * bits;
-        if (used >= 32) {
-            words++;
-            used -= 32;
-            if (used > 0) four |= words[0] << (4 * bits - used);
-        }
-        TQ_UNROLL for (int i = 0; i < 4; i++, x++)
-            *x = FN(lookup)(t->centroids, lo, hi, four >> (i * bits) & mask, bits);
-    }
-}
-
-static TQ_TARGET void FN(decode)(const fa_tq_state *s, const tq_side *t, const uint8_t *codes, const void *scales,
-                                 bool bf16, size_t stride, size_t count, float *out) {
-    VF x[FA_TQ_MAX_DIM], spare[FA_TQ_MAX_DIM];
-    VU words[FA_TQ_MAX_DIM / 4 + 1];
-    memset(words, 0, sizeof words);
-    for (size_t first = 0; first < count; first += LANES) {
-        const size_t n = count - first < LANES ? count - first : LANES;
-        double factors[LANES] = {0};
-        float *own = out + first * s->dim;
-        if (first + 2 * LANES <= count) FN(fetch)(own + LANES * s->dim, LANES * s->dim * sizeof(float));
-        for (size_t l = 0; l < n; l++)
-            factors[l] = (double)tq_scale_at(scales, bf16, (first + l) * stride) / s->root;
-        FN(load_words)(codes + first * t->bytes, t->bytes, n, words);
-        if (t->bits == 2) FN(unpack_tile)(t, words, s->dim, x, 2);
-        else if (t->bits == 3) FN(unpack_tile)(t, words, s->dim, x, 3);
-        else if (t->bits == 4) FN(unpack_tile)(t, words, s->dim, x, 4);
-        else FN(unpack_tile)(t, words, s->dim, x, t->bits);
-        VF *y = FN(hadamard)(s, true, x, spare);
-        FN(scale_tile)(s, y, factors);
-        FN(store_tile)(y, s->dim, own, s->dim, n);
-    }
-}
-
-/* ---- attention: here a lane is a coordinate ---- */
-
-#if LANES == 8
-typedef struct {
-    __m256i planes[4]; /* 4 bits: byte p of each centroid, in both halves */
-    VF lo, hi;         /* the centroids; up to 3 bits again and again, so that an index needs no mask */
-} tq_register_book;
-
-FN_INLINE tq_register_book FN(load_book)(const tq_side *t, int bits) {
-    tq_register_book book;
-    TQ_UNROLL for (int p = 0; p < 4; p++)
-        book.planes[p] = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)t->planes[p]));
-    book.lo = FN(read)(bits <= 3 ? t->repeated : t->centroids);
-    book.hi = FN(read)(t->centroids + 8);
-    return book;
-}
-
-/* Eight codes of up to 4 bits, the first at bit `shift` of the word. */
-FN_INLINE VF FN(expand_8)(const tq_register_book *book, uint32_t word, uint32_t shift, int bits) {
-    const uint32_t b = (uint32_t)bits;
-    const VU none = {0}, shifts = {0, b, 2 * b, 3 * b, 4 * b, 5 * b, 6 * b, 7 * b};
-    const VU index = (VU)_mm256_srlv_epi32((__m256i)(none + word), (__m256i)(shifts + shift));
-    return FN(lookup)(NULL, book->lo, book->hi, index, bits);
-}
-
-/* 32 codes of up to 4 bits; reads their 4 * bits bytes and no more. */
-FN_INLINE void FN(expand_32)(const tq_register_book *book, const uint8_t *packed, VF out[4], int bits) {
-    if (bits < 4) {
-        TQ_UNROLL for (int group = 0; group < 4; group++) {
-            const int byte = group * bits, from = byte < 4 * bits - 4 ? byte : 4 * bits - 4;
-            uint32_t word;
-            memcpy(&word, packed + from, 4);
-            out[group] = FN(expand_8)(book, word, (uint32_t)(8 * (byte - from)), bits);
-        }
-        return;
-    }
-    /* Centroids are looked up byte by byte and woven together. Place i of a half register takes code i % 4 of an even
-     * (lower half) or odd group of four, which the weaving brings into order. */
-    const __m256i source = _mm256_setr_epi8(0, 0, 1, 1, 4, 4, 5, 5, 8, 8, 9, 9, 12, 12, 13, 13, 2, 2, 3, 3, 6, 6, 7, 7,
-                                            10, 10, 11, 11, 14, 14, 15, 15);
-    const __m256i pairs = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)packed));
-    const __m256i bytes = _mm256_shuffle_epi8(pairs, source);
-    const __m256i low = _mm256_and_si256(bytes, _mm256_set1_epi16(0x000f));
-    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi16(0x0f00));
-    const __m256i index = _mm256_or_si256(low, high);
-    __m256i p[4];
-    TQ_UNROLL for (int i = 0; i < 4; i++) p[i] = _mm256_shuffle_epi8(book->planes[i], index);
-    const __m256i a = _mm256_unpacklo_epi8(p[0], p[1]), b = _mm256_unpackhi_epi8(p[0], p[1]);
-    const __m256i c = _mm256_unpacklo_epi8(p[2], p[3]), d = _mm256_unpackhi_epi8(p[2], p[3]);
-    out[0] = (VF)_mm256_unpacklo_epi16(a, c);
-    out[1] = (VF)_mm256_unpackhi_epi16(a, c);
-    out[2] = (VF)_mm256_unpacklo_epi16(b, d);
-    out[3] = (VF)_mm256_unpackhi_epi16(b, d);
-}
-#endif
-
-/* The centroids of n packed vectors, each padded to s->padded floats; what lies past dim is arbitrary but finite. */
-FN_INLINE void FN(expand_bits)(const fa_tq_state *s, const tq_side *t, const uint8_t *packed, size_t stride, size_t n,
-                               float *out, int bits) {
-    const uint32_t mask = (1u << bits) - 1;
-#if LANES == 8
-    const tq_register_book book = FN(load_book)(t, bits);
-#endif
-    for (size_t i = 0; i < n; i++, packed += stride, out += s->padded) {
-        size_t j = 0, byte = 0;
-#if LANES == 8
-        if (bits <= 4) {
-            for (; j + 32 <= s->padded; j += 32, byte += 4 * (size_t)bits) {
-                VF four[4];
-                FN(expand_32)(&book, packed + byte, four, bits);
-                TQ_UNROLL for (size_t k = 0; k < 4; k++) FN(write)(out + j + 8 * k, four[k]);
-            }
-            for (; j < s->padded; j += 8, byte += (size_t)bits)
-                FN(write)(out + j, FN(expand_8)(&book, tq_word(packed + byte, t->bytes - byte), 0, bits));
-        }
-#endif
-        for (; j < s->dim; j++) {
-            byte = j * (size_t)bits / 8;
-            out[j] = t->centroids[tq_word(packed + byte, t->bytes - byte) >> (j * (size_t)bits % 8) & mask];
-        }
-        for (; j < s->padded; j++) out[j] = 0.0f;
-    }
-}
-
-static TQ_TARGET void FN(expand)(const fa_tq_state *s, const tq_side *t, const uint8_t *packed, size_t stride,
-                                 size_t n, float *out) {
-    if (t->bits == 2) FN(expand_bits)(s, t, packed, stride, n, out, 2);
-    else if (t->bits == 3) FN(expand_bits)(s, t, packed, stride, n, out, 3);
-    else if (t->bits == 4) FN(expand_bits)(s, t, packed, stride, n, out, 4);
-    else FN(expand_bits)(s, t, packed, stride, n, out, t->bits);
-}
-
-/* Centroids and scales of n tokens of one head. Tokens lie a stride apart, which processors do not fetch ahead by
- * themselves: the next chunk is asked for here. */
-FN_INLINE void FN(expand_chunk)(const fa_tq_state *s, const tq_side *t, const fa_tq_packed *packed, size_t head,
-                                size_t first, size_t n, size_t tokens, float *rows, float *scales) {
-    const uint8_t *codes = packed->codes + first * packed->code_token_stride + head * packed->code_head_stride;
-    const size_t chunk = tq_chunk(s);
-    for (size_t i = 0; i < n; i++) {
-        const size_t scale = (first + i) * packed->scale_token_stride + head * packed->scale_head_stride;
-        if (first + i + chunk < tokens) {
-            for (size_t byte = 0; byte < t->bytes; byte += 64)
-                TQ_PREFETCH(codes + (i + chunk) * packed->code_token_stride + byte);
-            TQ_PREFETCH((const uint8_t *)packed->scales +
-                        (scale + chunk * packed->scale_token_stride) * (packed->bf16 ? 2 : 4));
-        }
-        scales[i] = tq_scale_at(packed->scales, packed->bf16, scale);
-    }
-    FN(expand)(s, t, codes, packed->code_token_stride, n, rows);
-}
-
-/* Products of q with four rows. */
-FN_INLINE void FN(four_products)(const float *q, const float *rows, size_t padded, float products[4]) {
-    VF sum[4];
-    TQ_UNROLL for (int a = 0; a < 4; a++) sum[a] = FN(broadcast)(0.0f);
-    for (size_t j = 0; j < padded; j += LANES) {
-        TQ_UNROLL for (size_t a = 0; a < 4; a++) sum[a] += FN(read)(q + j) * FN(read)(rows + a * padded + j);
-    }
-#if LANES == 8
-    const VF pairs = _mm256_hadd_ps(_mm256_hadd_ps(sum[0], sum[1]), _mm256_hadd_ps(sum[2], sum[3]));
-    _mm_storeu_ps(products, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
-#else
-    for (int a = 0; a < 4; a++) {
-        products[a] = LANE(sum[a], 0);
-        for (int l = 1; l < LANES; l++) products[a] += LANE(sum[a], l);
-    }
-#endif
-}
-
-/* e^x for x <= 0, within two units in the last place; 0 below -87. */
-FN_INLINE VF FN(exponential)(VF x) {
-    const VF magic = FN(broadcast)(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    const VF shifted = x * 1.44269504f + magic, n = shifted - magic;
-    const VF r = x - n * 0.693145752f - n * 1.42860677e-6f; /* ln 2 in two parts */
-    VF p = FN(broadcast)(1.0f / 5040.0f);
-    p = p * r + 1.0f / 720.0f;
-    p = p * r + 1.0f / 120.0f;
-    p = p * r + 1.0f / 24.0f;
-    p = p * r + 1.0f / 6.0f;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    return FLOATS_OF((BITS_OF(p) + (BITS_OF(shifted) << 23)) & AT_LEAST(x, FN(broadcast)(-87.0f)));
-}
-
-FN_INLINE VF FN(larger)(VF a, VF b) {
-#if LANES == 8
-    return _mm256_max_ps(a, b);
-#else
-    for (int l = 0; l < LANES; l++) LANE(a, l) = LANE(a, l) > LANE(b, l) ? LANE(a, l) : LANE(b, l);
-    return a;
-#endif
-}
-
-/* total += part, with what the rounding loses carried along (Kahan). */
-FN_INLINE void FN(add_carefully)(VF part, float *total, float *lost) {
-    const VF before = FN(read)(total), corrected = part - FN(read)(lost), after = before + corrected;
-    FN(write)(lost, (after - before) - corrected);
-    FN(write)(total, after);
-}
-
-/* Scores of n tokens become weights exp(score - most); a new maximum shrinks what was added up before. */
-FN_INLINE void FN(weigh)(float *weights, size_t n, float *query, size_t padded) {
-    float *total = query + padded, *end = query + 3 * padded; /* most, sum, lost */
-    for (size_t i = n; i % 8 != 0; i++) weights[i] = -HUGE_VALF; /* fills up the last register */
-    VF tops = FN(broadcast)(end[0]);
-    for (size_t i = 0; i < n; i += LANES) tops = FN(larger)(tops, FN(read)(weights + i));
-    float most = LANE(tops, 0);
-    for (int l = 1; l < LANES; l++) most = LANE(tops, l) > most ? LANE(tops, l) : most;
-    if (most > end[0]) {
-        const float shrink = expf(end[0] - most);
-        for (size_t j = 0; j < 2 * padded; j++) total[j] *= shrink;
-        end[1] *= shrink;
-        end[2] *= shrink;
-        end[0] = most;
-    }
-    VF sum = FN(broadcast)(0.0f);
-    for (size_t i = 0; i < n; i += LANES) {
-        const VF w = FN(exponential)(FN(read)(weights + i) - most);
-        FN(write)(weights + i, w);
-        sum += w;
-    }
-    float part = 0.0f;
-    for (int l = 0; l < LANES; l++) part += LANE(sum, l);
-    const float corrected = part - end[2], after = end[1] + corrected;
-    end[2] = (after - end[1]) - corrected;
-    end[1] = after;
-}
-
-/* total += sum of w[i] * row i. */
-FN_INLINE void FN(add_rows)(const float *w, const float *rows, size_t n, float *total, size_t padded) {
-    float *lost = total + padded;
-    size_t j = 0;
-    for (; j + 4 * LANES <= padded; j += 4 * LANES) {
-        VF part[4];
-        TQ_UNROLL for (int a = 0; a < 4; a++) part[a] = FN(broadcast)(0.0f);
-        for (size_t i = 0; i < n; i++) {
-            TQ_UNROLL for (size_t a = 0; a < 4; a++) part[a] += FN(read)(rows + i * padded + j + a * LANES) * w[i];
-        }
-        TQ_UNROLL for (size_t a = 0; a < 4; a++)
-            FN(add_carefully)(part[a], total + j + a * LANES, lost + j + a * LANES);
-    }
-    for (; j < padded; j += LANES) {
-        VF part = FN(broadcast)(0.0f);
-        for (size_t i = 0; i < n; i++) part += FN(read)(rows + i * padded + j) * w[i];
-        FN(add_carefully)(part, total + j, lost + j);
-    }
-}
-
-static TQ_TARGET void FN(scores)(const fa_tq_state *s, const fa_tq_packed *keys, size_t head, size_t tokens,
-                                 const float *queries, size_t count, float *scores) {
-    float decoded[TQ_CHUNK_FLOATS], scales[TQ_CHUNK_FLOATS / FA_TQ_MIN_DIM], four[4];
-    const size_t chunk = tq_chunk(s), padded = s->padded;
-    memset(decoded, 0, sizeof decoded);
-    for (size_t first = 0; first < tokens; first += chunk) {
-        const size_t n = tokens - first < chunk ? tokens - first : chunk;
-        FN(expand_chunk)(s, &s->side[1], keys, head, first, n, tokens, decoded, scales);
-        for (size_t i = 0; i < count; i++) {
-            for (size_t t = 0; t < n; t++) {
-                if (t % 4 == 0) FN(four_products)(queries + i * padded, decoded + t * padded, padded, four);
-                scores[i * tokens + first + t] = four[t % 4] * scales[t];
-            }
-        }
-    }
-}
-
-/* totals: of each query, its sum and what the roundings lost. */
-static TQ_TARGET void FN(mix)(const fa_tq_state *s, const fa_tq_packed *values, size_t head, size_t tokens,
-                              const float *weights, size_t count, float *totals) {
-    float decoded[TQ_CHUNK_FLOATS], scales[TQ_CHUNK_FLOATS / FA_TQ_MIN_DIM], w[TQ_CHUNK_FLOATS / FA_TQ_MIN_DIM];
-    const size_t chunk = tq_chunk(s), padded = s->padded;
-    for (size_t first = 0; first < tokens; first += chunk) {
-        const size_t n = tokens - first < chunk ? tokens - first : chunk;
-        FN(expand_chunk)(s, &s->side[0], values, head, first, n, tokens, decoded, scales);
-        for (size_t i = 0; i < count; i++) {
-            for (size_t t = 0; t < n; t++) w[t] = weights[i * tokens + first + t] * scales[t];
-            FN(add_rows)(w, decoded, n, totals + 2 * i * padded, padded);
-        }
-    }
-}
-
-/* How many of a chunk's n tokens a query sees that the newest `hidden` tokens are hidden from. */
-FN_INLINE size_t FN(seen)(size_t tokens, size_t first, size_t n, size_t hidden) {
-    if (tokens < first + hidden) return 0;
-    return tokens - hidden - first < n ? tokens - hidden - first : n;
-}
-
-/* One pass over the tokens, chunk by chunk and head by head within a chunk, as they lie in memory. */
-static TQ_TARGET void FN(attend)(const fa_tq_state *s, const fa_tq_packed *keys, const fa_tq_packed *values,
-                                 size_t tokens, size_t first_head, size_t heads, size_t rows, size_t group,
-                                 bool causal, float *queries) {
-    float decoded[TQ_CHUNK_FLOATS], scales[TQ_CHUNK_FLOATS / FA_TQ_MIN_DIM];
-    const size_t chunk = tq_chunk(s), padded = s->padded, floats = tq_query_floats(s);
-    const size_t weights = floats - 8 - 3 * padded;
-    memset(decoded, 0, sizeof decoded);
-    for (size_t first = 0; first < tokens; first += chunk) {
-        const size_t n = tokens - first < chunk ? tokens - first : chunk;
-        for (size_t head = 0; head < heads; head++) {
-            FN(expand_chunk)(s, &s->side[1], keys, first_head + head, first, n, tokens, decoded, scales);
-            for (size_t i = 0; i < rows * group; i++) {
-                float *w = queries + ((i / group * heads + head) * group + i % group) * floats;
-                const size_t seen = FN(seen)(tokens, first, n, causal ? rows - 1 - i / group : 0);
-                for (size_t t = 0; t < seen; t += 4) FN(four_products)(w + weights, decoded + t * padded, padded, w + t);
-                for (size_t t = 0; t < seen; t++) w[t] *= scales[t];
-                if (seen > 0) FN(weigh)(w, seen, w + weights, padded);
-            }
-            FN(expand_chunk)(s, &s->side[0], values, first_head + head, first, n, tokens, decoded, scales);
-            for (size_t i = 0; i < rows * group; i++) {
-                float *w = queries + ((i / group * heads + head) * group + i % group) * floats;
-                const size_t seen = FN(seen)(tokens, first, n, causal ? rows - 1 - i / group : 0);
-                for (size_t t = 0; t < seen; t++) w[t] *= scales[t];
-                FN(add_rows)(w, decoded, seen, w + weights + padded, padded);
-            }
-        }
-    }
-}
-
-static const tq_kernels FN(kernels_table) = {
-#if LANES == 8
-    "avx2",
-#else
-    "plain",
-#endif
-    FN(norms),  FN(encode), FN(decode), FN(rotate), FN(expand), FN(scores), FN(mix), FN(attend)};
-
-#undef VF
-#undef VU
-#undef VD
-#undef FN_INLINE
-#undef HALVES
-#undef LANE
-#undef BITS_OF
-#undef FLOATS_OF
-#undef AT_LEAST
-#endif /* TQ_KERNELS */
