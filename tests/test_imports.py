@@ -23,6 +23,7 @@ LAYERS = [
     {"container", "bench", "doctor"},
     {"report"},
     {"validation"},
+    {"hf"},
     {"rendering"},
     {"cli"},
     {"__main__"},
@@ -107,6 +108,9 @@ def test_no_module_imports_upwards(module: str) -> None:
         ("typer", {"cli"}),
         ("scipy", {"codec"}),
         ("cffi", {"runtime"}),
+        ("torch", {"hf"}),
+        ("transformers", {"hf"}),
+        ("tokenizers", {"hf"}),
     ],
 )
 def test_each_library_has_its_owner(part: str, owners: set[str]) -> None:
