@@ -201,9 +201,10 @@ def _refusal(source: ModelSource, part: str, error: Exception) -> TqError:
         reach = "--offline: it is not in the local cache" if source.offline else "the hub cannot be reached"
         text = f"{source.name}: no folder of this name, and {reach}"
         return InputError(text, code="not-found", hint="give the model's folder", path=source.name)
-    advice = "a GGUF file carries one, a folder has tokenizer.json" if part == "tokenizer" else None
-    reason = "no tokenizer" if part == "tokenizer" else "cannot be loaded"
-    return InputError(f"{source.name}: {reason}: {said}", code=part, hint=advice, path=source.name)
+    if part == "tokenizer":
+        hint = "a GGUF file carries one, a folder has tokenizer.json"
+        return InputError(f"{source.name}: no tokenizer: {said}", code="tokenizer", hint=hint, path=source.name)
+    return InputError(f"{source.name}: cannot be loaded: {said}", code="model", path=source.name)
 
 
 def _one_line(error: Exception) -> str:
