@@ -21,7 +21,7 @@ from tqtool.codec.sizes import KVConfig
 from tqtool.container.compression import compress_file
 from tqtool.container.decompression import check_damage, restore, select
 from tqtool.container.format import CHUNK, CRCS, HASH_BYTES, HASHES, hashes, is_container, open_container
-from tqtool.container.selection import Choice, choose
+from tqtool.container.selection import Request, choose
 from tqtool.dumps.datafiles import open_file
 from tqtool.dumps.inputs import open_input
 from tqtool.errors import TqError
@@ -35,14 +35,14 @@ def containers(folder: Path) -> tuple[Path, ...]:
     for index, meta in enumerate(("range", "f32", "bf16")):
         source = folder / f"{index}.npy"
         np.save(source, rng.standard_normal((2, 9, 16 * (index + 1))).astype(np.float32))
-        made.append((source, Choice(bits=index + 2, meta=meta)))  # type: ignore[arg-type]
+        made.append((source, Request(bits=index + 2, meta=meta)))  # type: ignore[arg-type]
     pair = folder / "pair.safetensors"
     key, value = rng.standard_normal((2, 2, 7, 32)).astype(ml_dtypes.bfloat16)
     save_file({"layers.0.key": key, "layers.0.value": value, "steps": np.arange(7)}, pair, {"model": "x"})
-    made.append((pair, Choice(config=KVConfig(3, 2))))
-    for source, choice in made:
+    made.append((pair, Request(config=KVConfig(3, 2))))
+    for source, request in made:
         file = open_file(source)
-        compress_file(file, choose(file, choice), source.with_suffix(".tq.safetensors"))
+        compress_file(file, choose(file, request), source.with_suffix(".tq.safetensors"))
     return tuple(source.with_suffix(".tq.safetensors") for source, _ in made)
 
 
@@ -187,7 +187,7 @@ def read_all(path: Path) -> None:
     for source in file.arrays:
         if source.nbytes < 1 << 24:
             source.read()
-    chosen = choose(file, Choice())
+    chosen = choose(file, Request())
     with tempfile.TemporaryDirectory() as folder:
         compress_file(file, chosen, Path(folder) / "out.tq.safetensors", threads=1)
 

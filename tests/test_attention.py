@@ -18,9 +18,9 @@ from tqtool.attention.plain import (
     mix,
     multi_head,
     scores,
+    seen_mask,
     self_attention,
     softmax,
-    visible,
 )
 from tqtool.errors import InputError, TqError, UsageError
 
@@ -185,10 +185,10 @@ def test_multi_head_is_projection_attention_projection() -> None:
 
 
 def test_visible_counts_what_each_query_sees() -> None:
-    assert_array_equal(visible(3, 5, causal=True).sum(-1), [3, 4, 5])
-    assert_array_equal(visible(3, 5, causal=True, start=0).sum(-1), [1, 2, 3])
-    assert_array_equal(visible(3, 5, causal=True, window=2).sum(-1), [2, 2, 2])
-    assert visible(3, 5, causal=False).all()
+    assert_array_equal(seen_mask(3, 5, causal=True).sum(-1), [3, 4, 5])
+    assert_array_equal(seen_mask(3, 5, causal=True, start=0).sum(-1), [1, 2, 3])
+    assert_array_equal(seen_mask(3, 5, causal=True, window=2).sum(-1), [2, 2, 2])
+    assert seen_mask(3, 5, causal=False).all()
 
 
 def test_the_configuration_prints_as_one_line() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tqtool.attention.plain import AttentionConfig, attention, attention_mask, visible
+from tqtool.attention.plain import AttentionConfig, attention, attention_mask, seen_mask
 from tqtool.attention.rope import Pairing, rope
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, not ours
@@ -54,7 +54,7 @@ def test_huge_scores_are_pytorchs() -> None:
     q, k, v = draw(1, 1, 5, 2, 16) * 1e3, draw(2, 1, 40, 2, 16) * 10, draw(3, 1, 40, 2, 16)
     got = attention(*(x.astype(np.float64) for x in (q, k, v)), AttentionConfig(2, 16, causal=True))
     expected = torch_attention(
-        *(x.astype(np.float64) for x in (q, k, v)), attn_mask=torch.from_numpy(visible(5, 40, causal=True))
+        *(x.astype(np.float64) for x in (q, k, v)), attn_mask=torch.from_numpy(seen_mask(5, 40, causal=True))
     )
     assert np.abs(got - expected).max() < 1e-12
 
@@ -85,7 +85,7 @@ def test_window_and_softcap_are_hugging_faces() -> None:
     q, k, v = draw(1, 1, 12, 4, 32), draw(2, 1, 12, 2, 32), draw(3, 1, 12, 2, 32)
     rule = masking.sliding_window_causal_mask_function(5)
     seen = np.array([[bool(rule(0, 0, torch.tensor(i), torch.tensor(j))) for j in range(12)] for i in range(12)])
-    np.testing.assert_array_equal(visible(12, 12, causal=True, window=5), seen)
+    np.testing.assert_array_equal(seen_mask(12, 12, causal=True, window=5), seen)
     heads_first = (torch.from_numpy(np.ascontiguousarray(x.transpose(0, 2, 1, 3))) for x in (q, k, v))
     module = SimpleNamespace(num_key_value_groups=2, head_dim=32, training=False)
     mask = torch.from_numpy(np.where(seen, np.float32(0), np.float32(-np.inf))[None, None])

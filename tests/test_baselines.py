@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tqtool.codec.codebook import expected_error, lloyd_max, midpoints
+from tqtool.codec.codebook import lloyd_max, midpoints, table_error
 from tqtool.codec.rotation import signs
 from tqtool.errors import UsageError
 from tqtool.validation.engine_formats import KIVI_WINDOW, TURBO3_LEVELS, _nearest, vllm_levels
@@ -217,7 +217,7 @@ def test_vllm_adds_1e_8_to_norms_before_dividing() -> None:
 def test_vllm_levels_are_nearly_optimal_for_the_normal_law(bits: int) -> None:
     levels = vllm_levels(bits).astype(np.float64) / math.sqrt(128)
     best = lloyd_max(128, bits, "gaussian")
-    cost = expected_error(midpoints(levels), levels, 128, "gaussian") / (128 * best.mse) - 1
+    cost = table_error(midpoints(levels), levels, 128, "gaussian") / (128 * best.mse) - 1
     assert 0 < cost < 5e-6
 
 

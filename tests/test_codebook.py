@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import integrate
 
 from tqtool.codec import codebook
-from tqtool.codec.codebook import RESIDUAL_LIMIT, expected_error, lloyd_max, solve
+from tqtool.codec.codebook import RESIDUAL_LIMIT, lloyd_max, solve, table_error
 from tqtool.codec.solved import DIMS, solved
 from tqtool.codec.terms import LAWS, Law
 from tqtool.errors import BugError, UsageError
@@ -130,13 +130,13 @@ def test_books_are_odd_ascending_and_nearest_neighbour(dim: int, bits: int, law:
 @pytest.mark.parametrize("law", LAWS)
 def test_no_other_table_has_a_smaller_error(law: Law) -> None:
     book = lloyd_max(96, 3, law)
-    best = expected_error(book.boundaries, book.centroids, 96, law)
+    best = table_error(book.boundaries, book.centroids, 96, law)
     assert_allclose(best, 96 * book.mse, rtol=1e-12)
     rng = np.random.default_rng(5)
     for scale in (1e-4, 1e-2):
         boundaries = book.boundaries + scale * rng.uniform(-1, 1, book.boundaries.shape)
         centroids = book.centroids + scale * rng.uniform(-1, 1, book.centroids.shape)
-        assert expected_error(boundaries, centroids, 96, law) > best
+        assert table_error(boundaries, centroids, 96, law) > best
 
 
 def test_expected_error_is_what_a_plain_sum_over_the_density_finds() -> None:
@@ -149,7 +149,7 @@ def test_expected_error_is_what_a_plain_sum_over_the_density_finds() -> None:
         cell = (t < value) & (t >= ([-1.0, *boundaries][centroids.index(level)]))
         total += float(np.sum(f[cell] * (t[cell] - level) ** 2))
         weight += float(np.sum(f[cell]))
-    assert_allclose(expected_error(boundaries, centroids, 16), 16 * total / weight, rtol=1e-9)
+    assert_allclose(table_error(boundaries, centroids, 16), 16 * total / weight, rtol=1e-9)
 
 
 def test_a_table_wider_than_the_interval_is_measured_without_warnings() -> None:
@@ -170,7 +170,7 @@ def test_equal_mass_cells_would_cost_what_case_cb02_says() -> None:
         edges = np.array([-12.0, *(_normal_quantile(i / 2**bits) for i in range(1, 2**bits)), 12.0])
         pdf = np.exp(-edges * edges / 2) / math.sqrt(2 * math.pi)
         levels = -np.diff(pdf) * 2**bits / math.sqrt(128)
-        cost = expected_error((levels[1:] + levels[:-1]) / 2, levels, 128) / lloyd_max(128, bits).distortion
+        cost = table_error((levels[1:] + levels[:-1]) / 2, levels, 128) / lloyd_max(128, bits).distortion
         assert cost == pytest.approx(ratio, rel=0.02)  # CB02 measured a sample
 
 

@@ -19,11 +19,11 @@ from safetensors.numpy import load_file, save_file
 
 from tqtool.codec.codec import decode, encode
 from tqtool.codec.spec import CodecSpec
-from tqtool.dumps.arrays import Array
+from tqtool.dtypes import AnyArray
 
 
 @pytest.fixture
-def x() -> Array:
+def x() -> AnyArray:
     rng = np.random.default_rng(9)
     return (rng.standard_normal((2, 40, 64)) * rng.uniform(0.5, 2, (2, 40, 1))).astype(np.float32)
 
@@ -32,7 +32,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_one_line_says_what_it_cost(tmp_path: Path, tqtool: Run, x: Array) -> None:
+def test_one_line_says_what_it_cost(tmp_path: Path, tqtool: Run, x: AnyArray) -> None:
     np.save(tmp_path / "kv.npy", x)
     run = tqtool("compress", "kv.npy")
     assert run.returncode == 0
@@ -45,7 +45,7 @@ def test_one_line_says_what_it_cost(tmp_path: Path, tqtool: Run, x: Array) -> No
     assert_array_equal(np.load(tmp_path / "kv.restored.npy"), decode(encode(x, CodecSpec(64))))
 
 
-def test_json_is_the_same_every_time_but_for_run(tmp_path: Path, tqtool: Run, x: Array) -> None:
+def test_json_is_the_same_every_time_but_for_run(tmp_path: Path, tqtool: Run, x: AnyArray) -> None:
     np.save(tmp_path / "kv.npy", x)
     documents = [
         json.loads(tqtool("compress", "kv.npy", "--json", "-f", "--threads", threads).stdout) for threads in (1, 3)
@@ -60,7 +60,7 @@ def test_json_is_the_same_every_time_but_for_run(tmp_path: Path, tqtool: Run, x:
     assert document["files"][0]["tensors"] == [{"name": "kv", "shape": [2, 40, 64], "dtype": "f32"}]
 
 
-def test_through_pipes(tmp_path: Path, tqtool: Run, x: Array) -> None:
+def test_through_pipes(tmp_path: Path, tqtool: Run, x: AnyArray) -> None:
     np.save(tmp_path / "kv.npy", x)
     command = f"cat kv.npy | {sys.executable} -m tqtool compress - | {sys.executable} -m tqtool decompress - > back.npy"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, capture_output=True, text=True)
@@ -70,7 +70,7 @@ def test_through_pipes(tmp_path: Path, tqtool: Run, x: Array) -> None:
     assert "stdin -> -" in done.stderr
 
 
-def test_a_folder_and_many_inputs(tmp_path: Path, tqtool: Run, x: Array) -> None:
+def test_a_folder_and_many_inputs(tmp_path: Path, tqtool: Run, x: AnyArray) -> None:
     (tmp_path / "kv").mkdir()
     (tmp_path / "out").mkdir()
     for number in (0, 7):
@@ -91,7 +91,7 @@ def test_a_folder_and_many_inputs(tmp_path: Path, tqtool: Run, x: Array) -> None
     assert np.load(tmp_path / "kv/layer00_v.restored.npy").dtype == np.float16
 
 
-def test_scale_rules_and_metadata_per_side(tmp_path: Path, tqtool: Run, x: Array) -> None:
+def test_scale_rules_and_metadata_per_side(tmp_path: Path, tqtool: Run, x: AnyArray) -> None:
     save_file({"k": x, "v": x}, tmp_path / "kv.safetensors")
     options = ["-c", "k4v2", "--scale-rule", "match,unbiased", "--meta", "bf16", "--law", "sphere", "--seed", "5"]
     assert tqtool("compress", "kv.safetensors", *options).returncode == 0
@@ -103,7 +103,7 @@ def test_scale_rules_and_metadata_per_side(tmp_path: Path, tqtool: Run, x: Array
         assert_array_equal(tensors[f"{name}.meta"].view("u2"), encoded.meta.view("u2"))
 
 
-def test_limits_write_nothing_and_exit_1(tmp_path: Path, tqtool: Run, x: Array) -> None:
+def test_limits_write_nothing_and_exit_1(tmp_path: Path, tqtool: Run, x: AnyArray) -> None:
     np.save(tmp_path / "kv.npy", x)
     for limit in (["--max-rel-error", "0.05"], ["--min-cosine", "0.999"]):
         run = tqtool("compress", "kv.npy", *limit)
@@ -114,7 +114,7 @@ def test_limits_write_nothing_and_exit_1(tmp_path: Path, tqtool: Run, x: Array) 
     assert tqtool("compress", "kv.npy", "--max-rel-error", "0.2", "--min-cosine", "0.9").returncode == 0
 
 
-def test_nan_to_zero_leaves_the_other_vectors_alone(tmp_path: Path, tqtool: Run, x: Array) -> None:
+def test_nan_to_zero_leaves_the_other_vectors_alone(tmp_path: Path, tqtool: Run, x: AnyArray) -> None:
     np.save(tmp_path / "clean.npy", x)
     x[1, 3, 5], x[0, 0, 0] = np.nan, -np.inf
     np.save(tmp_path / "kv.npy", x)
@@ -129,7 +129,7 @@ def test_nan_to_zero_leaves_the_other_vectors_alone(tmp_path: Path, tqtool: Run,
         assert (place in touched) or (codes[place] == clean[place]).all()
 
 
-def test_nan_to_zero_does_not_hide_what_else_is_wrong(tmp_path: Path, tqtool: Run, x: Array) -> None:
+def test_nan_to_zero_does_not_hide_what_else_is_wrong(tmp_path: Path, tqtool: Run, x: AnyArray) -> None:
     x[0, 0, 0], x[1, 2] = np.nan, 1e36
     np.save(tmp_path / "kv.npy", x)
     run = tqtool("compress", "kv.npy", "--nan", "zero")
@@ -160,7 +160,7 @@ def test_warnings_before_encoding(tmp_path: Path, tqtool: Run) -> None:
     assert tqtool("compress", "turned.npy", "--axis", "1", "-f").stderr.count("is the vector axis last?") == 0
 
 
-def test_inspect(tmp_path: Path, tqtool: Run, x: Array) -> None:
+def test_inspect(tmp_path: Path, tqtool: Run, x: AnyArray) -> None:
     save_file({"layers.3.key": x, "layers.3.value": x, "steps": np.arange(4)}, tmp_path / "kv.safetensors")
     tqtool("compress", "kv.safetensors")
     text = tqtool("inspect", "kv.tq.safetensors", "--verify").stdout
@@ -179,7 +179,7 @@ def test_inspect(tmp_path: Path, tqtool: Run, x: Array) -> None:
     assert "kurtosis" in text
 
 
-def test_names_of_any_bytes(tmp_path: Path, tqtool: Run, x: Array) -> None:
+def test_names_of_any_bytes(tmp_path: Path, tqtool: Run, x: AnyArray) -> None:
     """A file system takes any bytes as a name; tensors and terminals do not."""
     name = os.fsdecode(b"k\xff\t\xc3\xa9.npy")
     np.save(tmp_path / name, x)
@@ -190,7 +190,7 @@ def test_names_of_any_bytes(tmp_path: Path, tqtool: Run, x: Array) -> None:
     assert tqtool("decompress", "out.tq.safetensors", "-o", "back.npy").returncode == 0
 
 
-def test_no_name_leads_out_of_a_folder(tmp_path: Path, tqtool: Run, x: Array) -> None:
+def test_no_name_leads_out_of_a_folder(tmp_path: Path, tqtool: Run, x: AnyArray) -> None:
     save_file({"../../k": x, "/etc/v": x}, tmp_path / "kv.safetensors")
     assert tqtool("compress", "kv.safetensors", "--bits", "4").returncode == 0
     assert tqtool("decompress", "kv.tq.safetensors", "-o", "out.npz").returncode == 0
@@ -198,7 +198,7 @@ def test_no_name_leads_out_of_a_folder(tmp_path: Path, tqtool: Run, x: Array) ->
         assert back.files == ["_/_/k", "_/etc/v"]
 
 
-def test_binary_data_stay_off_the_terminal(tmp_path: Path, x: Array) -> None:
+def test_binary_data_stay_off_the_terminal(tmp_path: Path, x: AnyArray) -> None:
     np.save(tmp_path / "kv.npy", x)
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "tqtool", "compress", "kv.npy", "-o", "-"]
@@ -209,7 +209,7 @@ def test_binary_data_stay_off_the_terminal(tmp_path: Path, x: Array) -> None:
     assert "error[usage]: binary data would go to the terminal" in done.stderr
 
 
-def test_a_reader_that_closes_the_pipe_ends_us_quietly(tmp_path: Path, x: Array) -> None:
+def test_a_reader_that_closes_the_pipe_ends_us_quietly(tmp_path: Path, x: AnyArray) -> None:
     np.save(tmp_path / "kv.npy", np.tile(x, (40, 1, 1)))
     command = f"{sys.executable} -m tqtool compress kv.npy -o - | head -c 10 >/dev/null; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)

@@ -25,16 +25,16 @@ from tqtool.container import pipeline
 from tqtool.container.compression import Result, compress_file
 from tqtool.container.decompression import check_damage, form_of, restore, select
 from tqtool.container.format import CHUNK, open_container
-from tqtool.container.selection import Choice, choose
-from tqtool.dumps.arrays import Array
+from tqtool.container.selection import Request, choose
+from tqtool.dtypes import AnyArray
 from tqtool.dumps.datafiles import open_file
 from tqtool.files import output_file
 
 
-def compress(source: Path, target: Path, choice: Choice | None = None, **options: Any) -> Result:
-    choice = choice or Choice()
-    file = open_file(source, dtype=choice.dtype)
-    return compress_file(file, choose(file, choice), target, **options)
+def compress(source: Path, target: Path, request: Request | None = None, **options: Any) -> Result:
+    request = request or Request()
+    file = open_file(source, dtype=request.dtype)
+    return compress_file(file, choose(file, request), target, **options)
 
 
 def decompress(source: Path, target: Path, *names: str, dtype: str | None = None, threads: int = 2) -> None:
@@ -45,17 +45,17 @@ def decompress(source: Path, target: Path, *names: str, dtype: str | None = None
         restore(container, chosen, form_of(str(target), container), file, threads=threads)
 
 
-def restored(x: Array, **options: Any) -> Array:
+def restored(x: AnyArray, **options: Any) -> AnyArray:
     """What the codec alone makes of an array."""
     return decode(encode(x, CodecSpec(x.shape[-1], **options)))
 
 
 @pytest.fixture
-def x() -> Array:
+def x() -> AnyArray:
     return np.random.default_rng(3).standard_normal((2, 3, 50, 64)).astype(np.float32)
 
 
-def test_round_trip_is_the_codec_and_nothing_else(tmp_path: Path, x: Array) -> None:
+def test_round_trip_is_the_codec_and_nothing_else(tmp_path: Path, x: AnyArray) -> None:
     np.save(tmp_path / "kv.npy", x)
     result = compress(tmp_path / "kv.npy", tmp_path / "kv.tq.safetensors")
     decompress(tmp_path / "kv.tq.safetensors", tmp_path / "back.npy")
@@ -74,9 +74,9 @@ def test_round_trip_is_the_codec_and_nothing_else(tmp_path: Path, x: Array) -> N
 
 @pytest.mark.parametrize("meta", ["range", "f32", "bf16"])
 @pytest.mark.parametrize("bits", [1, 3, 4, 8])
-def test_the_package_reads_what_we_write(tmp_path: Path, x: Array, meta: Any, bits: int) -> None:
+def test_the_package_reads_what_we_write(tmp_path: Path, x: AnyArray, meta: Any, bits: int) -> None:
     np.save(tmp_path / "kv.npy", x)
-    compress(tmp_path / "kv.npy", tmp_path / "kv.tq.safetensors", Choice(bits=bits, meta=meta))
+    compress(tmp_path / "kv.npy", tmp_path / "kv.tq.safetensors", Request(bits=bits, meta=meta))
     encoded = encode(x, CodecSpec(64, bits, meta=meta))
     tensors = load_file(tmp_path / "kv.tq.safetensors")
     assert_array_equal(tensors["kv.codes"], encoded.codes)
@@ -141,8 +141,8 @@ def test_codes_do_not_depend_on_layout_type_container_blocks_or_threads(
     block = data.draw(st.sampled_from([1, 1000, 10_000, 1 << 23]), label="block")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "BLOCK_BYTES", block)
-        choice = Choice(bits=bits, axis=axis, seed=seed)
-        compress(folder / f"x.{form}", folder / "x.tq.safetensors", choice, threads=threads)
+        request = Request(bits=bits, axis=axis, seed=seed)
+        compress(folder / f"x.{form}", folder / "x.tq.safetensors", request, threads=threads)
     expected = encode(values, CodecSpec(dim, bits, seed=seed))
     tensors = load_file(folder / "x.tq.safetensors")
     assert_array_equal(tensors["x.codes"], expected.codes)
@@ -155,7 +155,7 @@ def test_codes_do_not_depend_on_layout_type_container_blocks_or_threads(
     assert_array_equal(np.moveaxis(back, axis, -1), decode(expected).astype(back.dtype))
 
 
-def test_same_bytes_for_any_threads(tmp_path: Path, x: Array) -> None:
+def test_same_bytes_for_any_threads(tmp_path: Path, x: AnyArray) -> None:
     np.save(tmp_path / "kv.npy", x)
     written = set()
     for index, threads in enumerate((1, 2, 5)):
@@ -165,7 +165,7 @@ def test_same_bytes_for_any_threads(tmp_path: Path, x: Array) -> None:
     assert len(written) == 1
 
 
-def test_pair_of_a_safetensors_dump(tmp_path: Path, x: Array) -> None:
+def test_pair_of_a_safetensors_dump(tmp_path: Path, x: AnyArray) -> None:
     """Keys and values are compressed, all else is copied; order, names, types and metadata come back."""
     tensors = {
         "layers.0.key": x.astype(np.float16),
@@ -194,10 +194,10 @@ def test_pair_of_a_safetensors_dump(tmp_path: Path, x: Array) -> None:
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_pair_of_an_npz(tmp_path: Path, x: Array, save: Any) -> None:
+def test_pair_of_an_npz(tmp_path: Path, x: AnyArray, save: Any) -> None:
     big = np.asarray(x.astype(">f8"), order="F")
     save(tmp_path / "kv.npz", k=x, v=big, steps=np.arange(6, dtype=">i4").reshape(2, 3, order="F"))
-    result = compress(tmp_path / "kv.npz", tmp_path / "kv.tq.safetensors", Choice(config=KVConfig(3, 16)))
+    result = compress(tmp_path / "kv.npz", tmp_path / "kv.tq.safetensors", Request(config=KVConfig(3, 16)))
     assert [entry.name for entry, _ in result.compressed] == ["k"]
     decompress(tmp_path / "kv.tq.safetensors", tmp_path / "back.npz")
     with np.load(tmp_path / "back.npz") as back:
@@ -207,14 +207,14 @@ def test_pair_of_an_npz(tmp_path: Path, x: Array, save: Any) -> None:
         assert_array_equal(back["steps"], np.arange(6).reshape(2, 3, order="F"))
 
 
-def test_bfloat16_bits(tmp_path: Path, x: Array) -> None:
+def test_bfloat16_bits(tmp_path: Path, x: AnyArray) -> None:
     """Case FF01: bit patterns are refused as numbers, and give the codes of the decoded values."""
     bits = x.astype(ml_dtypes.bfloat16)
     for name, stored in (("u", bits.view("<u2")), ("b", bits.view("<u2").astype(">u2")), ("v", bits.view("V2"))):
         np.save(tmp_path / f"{name}.npy", stored)
         with pytest.raises(tqtool.TqError):
             compress(tmp_path / f"{name}.npy", tmp_path / f"{name}.tq.safetensors")
-        compress(tmp_path / f"{name}.npy", tmp_path / f"{name}.tq.safetensors", Choice(dtype="bf16"))
+        compress(tmp_path / f"{name}.npy", tmp_path / f"{name}.tq.safetensors", Request(dtype="bf16"))
         codes = load_file(tmp_path / f"{name}.tq.safetensors")[f"{name}.codes"]
         assert_array_equal(codes, encode(bits, CodecSpec(64)).codes)
         decompress(tmp_path / f"{name}.tq.safetensors", tmp_path / "back.npy")
@@ -222,7 +222,7 @@ def test_bfloat16_bits(tmp_path: Path, x: Array) -> None:
         assert_array_equal(back.astype("f4"), restored(bits).astype(ml_dtypes.bfloat16).astype("f4"))
 
 
-def test_tables_in_the_file_are_those_that_decode(tmp_path: Path, x: Array) -> None:
+def test_tables_in_the_file_are_those_that_decode(tmp_path: Path, x: AnyArray) -> None:
     """A file keeps its meaning when a later release solves its tables otherwise: here they are exchanged."""
     np.save(tmp_path / "kv.npy", x)
     compress(tmp_path / "kv.npy", tmp_path / "kv.tq.safetensors")

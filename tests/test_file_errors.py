@@ -95,14 +95,14 @@ def bad_zip(folder: Path) -> None:
 
 def container(folder: Path) -> Path:
     from tqtool.container.compression import compress_file
-    from tqtool.container.selection import Choice, choose
+    from tqtool.container.selection import Request, choose
     from tqtool.dumps.datafiles import open_file
 
     rng = np.random.default_rng(0)
     tensors = {"k": rng.standard_normal((30000, 64)).astype("f4"), "v": np.ones((40, 64), ml_dtypes.bfloat16)}
     save_file(tensors, folder / "kv.safetensors")
     file = open_file(folder / "kv.safetensors")
-    compress_file(file, choose(file, Choice()), folder / "kv.tq.safetensors")
+    compress_file(file, choose(file, Request()), folder / "kv.tq.safetensors")
     return folder / "kv.tq.safetensors"
 
 

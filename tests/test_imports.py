@@ -14,7 +14,7 @@ import tqtool
 PACKAGE = Path(tqtool.__file__).parent
 # Each room may import those on earlier lines, and itself. `codec.codec` alone stands above the runtime that it picks.
 LAYERS = [
-    {"errors", "escapes", "parallel"},
+    {"errors", "escapes", "parallel", "dtypes"},
     {"files"},
     {"codec", "runtime"},
     {"attention"},

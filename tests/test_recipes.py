@@ -15,7 +15,7 @@ import pytest
 from numpy.testing import assert_array_equal
 from safetensors.numpy import save_file
 
-from tqtool.dumps.arrays import Array
+from tqtool.dtypes import AnyArray
 from tqtool.dumps.dump import Dump, load_dump
 
 RECIPES = dict(
@@ -34,12 +34,12 @@ def cook(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **names: Any)
 
 
 @pytest.fixture
-def kv() -> Array:
+def kv() -> AnyArray:
     """(layers, k and v, heads, tokens, dim)."""
     return np.random.default_rng(7).standard_normal((LAYERS, 2, HEADS, TOKENS, DIM)).astype(np.float16)
 
 
-def holds(dump: Dump, kv: Array) -> None:
+def holds(dump: Dump, kv: AnyArray) -> None:
     assert [layer.number for layer in dump.layers] == list(range(LAYERS))
     for layer, expected in zip(dump.layers, kv, strict=True):
         _, k, v = layer.arrays()
@@ -47,7 +47,7 @@ def holds(dump: Dump, kv: Array) -> None:
         assert_array_equal(v, expected[1].astype(np.float32))
 
 
-def paged(x: Array, rng: np.random.Generator, block: int, table: Array) -> Array:
+def paged(x: AnyArray, rng: np.random.Generator, block: int, table: AnyArray) -> AnyArray:
     """Scatter (heads, tokens, dim) into blocks: (blocks, block_size, heads, dim), with noise where nothing lies."""
     blocks = rng.standard_normal((table.max() + 3, block, HEADS, DIM)).astype(x.dtype)
     for token in range(TOKENS):
@@ -58,7 +58,7 @@ def paged(x: Array, rng: np.random.Generator, block: int, table: Array) -> Array
 class Tensor:
     """As much of a torch tensor as the recipe uses."""
 
-    def __init__(self, values: Array) -> None:
+    def __init__(self, values: AnyArray) -> None:
         self.values = values
 
     @property
@@ -86,7 +86,7 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors.torch", module)
 
 
-def test_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: Array) -> None:
+def test_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: AnyArray) -> None:
     fake_torch(monkeypatch)
     bf16 = kv.astype(ml_dtypes.bfloat16)
     layers = [SimpleNamespace(keys=Tensor(k[None]), values=Tensor(v[None])) for k, v in bf16]
@@ -95,7 +95,7 @@ def test_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: Array
     holds(load_dump(tmp_path / "cache.safetensors"), bf16)
 
 
-def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: Array) -> None:
+def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: AnyArray) -> None:
     """On a stand-in for a model that rotates queries and keys as transformers' models do."""
     fake_torch(monkeypatch)
     path = ["transformers", "models", "llama", "modeling_llama"]
@@ -124,7 +124,7 @@ def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: Array) -> 
     assert_array_equal(q, -queries[1, 0, :, -256:].astype(np.float32))
 
 
-def test_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: Array) -> None:
+def test_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: AnyArray) -> None:
     rng = np.random.default_rng(1)
     table = np.array([[1, 2, 3], [7, 0, 4]])
     caches = [np.stack([paged(side, rng, 16, table[1]) for side in layer]) for layer in kv]
@@ -132,7 +132,7 @@ def test_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: Array) -> Non
     holds(load_dump(tmp_path, layout="thd"), kv)
 
 
-def test_vllm_paged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: Array) -> None:
+def test_vllm_paged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: AnyArray) -> None:
     rng = np.random.default_rng(2)
     table = np.array([[5, 1, 2, 8, 3]])
     caches = []
@@ -145,7 +145,7 @@ def test_vllm_paged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: Array) 
 
 
 @pytest.mark.parametrize("flash_attention", [True, False])
-def test_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: Array, flash_attention: bool) -> None:
+def test_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: AnyArray, flash_attention: bool) -> None:
     cells = 64
     for i, layer in enumerate(kv):
         k, v = np.zeros((2, cells, HEADS, DIM), np.float16)

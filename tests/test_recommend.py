@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tqtool.codec.sizes import vector_bytes
 from tqtool.errors import UsageError
-from tqtool.validation.recommend import Choice, LayerCurve, Option, recommend, within_budget, within_target
+from tqtool.validation.recommend import LayerCurve, Option, Width, recommend, within_budget, within_target
 
 WIDTHS = (2, 3, 4, 5, 6, 8, 16)
 
@@ -113,8 +113,8 @@ def model(layers: int, *, hard: int | None = None, dim: int = 128, heads: int = 
         curves.append(
             LayerCurve(
                 layer,
-                tuple(Choice(b, stored[b], damage[b]) for b in WIDTHS),
-                tuple(Choice(b, stored[b], math.sqrt(damage[b] / 3)) for b in WIDTHS),
+                tuple(Width(b, stored[b], damage[b]) for b in WIDTHS),
+                tuple(Width(b, stored[b], math.sqrt(damage[b] / 3)) for b in WIDTHS),
                 heads * dim,
             )
         )
@@ -145,7 +145,7 @@ def test_the_fragile_layer_gets_the_bits_and_is_protected_when_they_do_not_suffi
     assert widths[5] == max(widths)
     assert widths[5] > sorted(widths)[-2]
     curves = model(8)
-    broken = tuple(Choice(c.bits, c.stored, 0.0 if c.bits == 16 else 9.0 - c.bits / 100) for c in curves[2].keys)
+    broken = tuple(Width(c.bits, c.stored, 0.0 if c.bits == 16 else 9.0 - c.bits / 100) for c in curves[2].keys)
     curves[2] = LayerCurve(2, broken, curves[2].values, curves[2].coordinates)
     found = recommend("m", curves, budget=4.5)
     assert [layer.protect for layer in found.layers] == [number == 2 for number in range(8)]
@@ -173,7 +173,7 @@ def test_what_cannot_be_reached_is_said() -> None:
 
 def test_a_layer_that_nothing_depends_on_takes_the_fewest_bits() -> None:
     curves = model(3)
-    unread = tuple(Choice(c.bits, c.stored, math.nan) for c in curves[1].values)
+    unread = tuple(Width(c.bits, c.stored, math.nan) for c in curves[1].values)
     curves[1] = LayerCurve(1, curves[1].keys, unread, curves[1].coordinates)
     found = recommend("m", curves, budget=4.5)
     assert found.layers[1].value_bits == 2

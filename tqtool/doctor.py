@@ -29,7 +29,7 @@ SPLITMIX64_SEED_42 = (0xBDD732262FEB6E95, 0x28EFE333B266F103)
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class SelfTest:
     """One self-test and its outcome."""
 
     name: str
@@ -68,17 +68,17 @@ def installation() -> Installation:
     )
 
 
-def self_test() -> Iterator[Check]:
+def self_test() -> Iterator[SelfTest]:
     """Yield the outcome of each check, in about two seconds."""
     words = tuple(splitmix64(42, 2).tolist())
-    yield Check("signs are those of splitmix64", "" if words == SPLITMIX64_SEED_42 else f"got {words}")
+    yield SelfTest("signs are those of splitmix64", "" if words == SPLITMIX64_SEED_42 else f"got {words}")
     off = float(np.abs(lloyd_max(128, 2, "beta").centroids - CENTROIDS_128_2).max())
-    yield Check("codebook of 128 coordinates, 2 bits", "" if off < 1e-11 else f"a centroid is off by {off:.1e}")
+    yield SelfTest("codebook of 128 coordinates, 2 bits", "" if off < 1e-11 else f"a centroid is off by {off:.1e}")
     worst = max(_relative_error(dim, bits) / expected_error(CodecSpec(dim, bits)) for dim, bits in CHECKED)
-    yield Check("errors are what theory expects", "" if worst < 1.1 else f"{worst:.2f} times the expected error")
+    yield SelfTest("errors are what theory expects", "" if worst < 1.1 else f"{worst:.2f} times the expected error")
     if runtime.available():
-        yield Check("golden bits of every instruction set", runtime.selftest())
-        yield Check("runtime and reference agree on every bit", _disagreement())
+        yield SelfTest("golden bits of every instruction set", runtime.selftest())
+        yield SelfTest("runtime and reference agree on every bit", _disagreement())
 
 
 def _relative_error(dim: int, bits: int) -> float:

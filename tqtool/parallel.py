@@ -13,8 +13,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from itertools import chain, islice
 from typing import TypeVar
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def default_threads() -> int:
@@ -25,12 +25,12 @@ def default_threads() -> int:
 
 
 def ordered_map(
-    function: Callable[[Item], Result],
-    items: Iterable[Item],
+    function: Callable[[T], R],
+    items: Iterable[T],
     *,
     threads: int | None = None,
     executor: Executor | None = None,
-) -> Iterator[Result]:
+) -> Iterator[R]:
     """Yield `function(item)` for each item, in order.
 
     At most `threads + 1` items are under way or waiting to be taken, and items are drawn only as there is room, so
@@ -51,11 +51,9 @@ def ordered_map(
             yield from _windowed(function, items, pool, threads + 1)
 
 
-def _windowed(
-    function: Callable[[Item], Result], items: Iterable[Item], executor: Executor, window: int
-) -> Iterator[Result]:
+def _windowed(function: Callable[[T], R], items: Iterable[T], executor: Executor, window: int) -> Iterator[R]:
     remaining = iter(items)
-    pending: deque[Future[Result]] = deque()
+    pending: deque[Future[R]] = deque()
     try:
         pending.extend(executor.submit(function, item) for item in islice(remaining, window))
         while pending:

@@ -16,7 +16,7 @@ from tqtool.codec.spec import CodecSpec, Encoded
 from tqtool.container.compression import compress_file
 from tqtool.container.decompression import check_damage, restore, select
 from tqtool.container.format import open_container
-from tqtool.container.selection import Choice, choose
+from tqtool.container.selection import Request, choose
 from tqtool.dumps.datafiles import open_file
 from tqtool.files import write_atomically
 from tqtool.parallel import default_threads
@@ -31,7 +31,7 @@ def main(gib: float, rounds: int) -> None:
         spec = CodecSpec(128)
         encoded = encode(x[:4096], spec)
         file = open_file(source)
-        chosen = choose(file, Choice())
+        chosen = choose(file, Request())
 
         def encode_alone() -> None:
             nonlocal encoded

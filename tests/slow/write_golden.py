@@ -15,7 +15,7 @@ from tqtool.codec.sizes import KVConfig
 from tqtool.container.compression import compress_file
 from tqtool.container.decompression import restore, select
 from tqtool.container.format import open_container
-from tqtool.container.selection import Choice, choose
+from tqtool.container.selection import Request, choose
 from tqtool.dumps.datafiles import open_file
 from tqtool.files import output_file
 
@@ -38,9 +38,9 @@ def arrays() -> dict[str, np.ndarray]:
 
 
 FORMS = {
-    "range": Choice(config=KVConfig(4, 2)),
-    "f32": Choice(config=KVConfig(3, 8), meta="f32", seed=42, scale_rules=("lsq", "unbiased")),
-    "bf16": Choice(config=KVConfig(1, 5), meta="bf16", law="sphere", scale_rules=("norm", "match")),
+    "range": Request(config=KVConfig(4, 2)),
+    "f32": Request(config=KVConfig(3, 8), meta="f32", seed=42, scale_rules=("lsq", "unbiased")),
+    "bf16": Request(config=KVConfig(1, 5), meta="bf16", law="sphere", scale_rules=("norm", "match")),
 }
 
 if __name__ == "__main__":
@@ -48,10 +48,10 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
         source = Path(name) / "cache.safetensors"
         save_file(arrays(), source)
-        for form, choice in FORMS.items():
+        for form, request in FORMS.items():
             target = FOLDER / f"format-1.0-{form}.tq.safetensors"
             file = open_file(source)
-            compress_file(file, choose(file, choice), target)
+            compress_file(file, choose(file, request), target)
             container = open_container(target)
             with output_file(FOLDER / f"format-1.0-{form}.restored.npz") as out:
                 restore(container, select(container, (), "f32"), "npz", out)

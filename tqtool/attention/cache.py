@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from tqtool.attention.fused import fused_attention
 from tqtool.attention.plain import (
-    Array,
     AttentionConfig,
     attention,
     attention_mask,
@@ -23,12 +22,13 @@ from tqtool.attention.plain import (
     is_float,
     query_blocks,
 )
-from tqtool.attention.slots import Choice, Slots, move_down
-from tqtool.attention.stored import Side
+from tqtool.attention.slots import SlotChoice, Slots, move_down
+from tqtool.attention.stored import StoredSide
 from tqtool.codec.codec import BLOCK_BYTES, encode, refusal
 from tqtool.codec.sizes import KVConfig
 from tqtool.codec.spec import CodecSpec, Encoded
 from tqtool.codec.terms import UNTOUCHED, Law, Meta, ScaleRule
+from tqtool.dtypes import FloatArray
 from tqtool.errors import InputError, UsageError
 
 Rows = NDArray[np.float32]
@@ -54,7 +54,7 @@ class KVCache:
         """Bytes of keys and values, all slots."""
         return self._keys.nbytes + self._values.nbytes
 
-    def write(self, layer: int, slot: int, k: Array, v: Array) -> None:
+    def write(self, layer: int, slot: int, k: FloatArray, v: FloatArray) -> None:
         """Store tokens in slots slot, slot + 1, ...; after an error nothing has changed."""
         _check_tokens(k, v, self.token_shape)
         self.slots.check(layer, slot, k.shape[1])
@@ -62,19 +62,21 @@ class KVCache:
         self._keys[layer, :, part], self._values[layer, :, part] = _finite(k), _finite(v)
         self.slots.fill(layer, slot, k.shape[1])
 
-    def append(self, layer: int, k: Array, v: Array) -> None:
+    def append(self, layer: int, k: FloatArray, v: FloatArray) -> None:
         """Store tokens in the slots after the layer's last."""
         self.write(layer, self.slots.length(layer), k, v)
 
-    def keys(self, layer: int, slots: Choice | None = None) -> Rows:
+    def keys(self, layer: int, slots: SlotChoice | None = None) -> Rows:
         """Return the layer's keys (batch, length, kv_heads, head_dim), or those of chosen slots."""
         return self.slots.select(self._keys[layer], layer, slots)
 
-    def values(self, layer: int, slots: Choice | None = None) -> Rows:
+    def values(self, layer: int, slots: SlotChoice | None = None) -> Rows:
         """Return the layer's values, as `keys` does."""
         return self.slots.select(self._values[layer], layer, slots)
 
-    def attention(self, q: Array, layer: int, pos: int, config: AttentionConfig, slots: Choice | None = None) -> Array:
+    def attention(
+        self, q: FloatArray, layer: int, pos: int, config: AttentionConfig, slots: SlotChoice | None = None
+    ) -> FloatArray:
         """Return attention over the layer for the queries of the tokens in slots pos, pos + 1, ...
 
         q is (batch, q_len, heads, head_dim). `slots` (n,) or (n, kv_heads) are the only ones read, -1 for none.
@@ -139,7 +141,7 @@ class TurboQuantCache:
             for bits, rule in ((config.key_bits, key_rule), (config.value_bits, value_rule))
         )
         sizes = (layers, max_seq_len, self.token_shape, sink_tokens, residual_window)
-        self._keys, self._values = Side.empty(key, *sizes), Side.empty(value, *sizes)
+        self._keys, self._values = StoredSide.empty(key, *sizes), StoredSide.empty(value, *sizes)
 
     @property
     def seq_len(self) -> int:
@@ -151,7 +153,7 @@ class TurboQuantCache:
         """Bytes of codes, metadata and float32 rows, all slots: `sizes.cache_size` and the protected tokens."""
         return self._keys.nbytes + self._values.nbytes
 
-    def write(self, layer: int, slot: int, k: Array, v: Array) -> None:
+    def write(self, layer: int, slot: int, k: FloatArray, v: FloatArray) -> None:
         """Compress tokens into slots slot, slot + 1, ...; after an error nothing has changed."""
         _check_tokens(k, v, self.token_shape)
         self.slots.check(layer, slot, k.shape[1])
@@ -160,11 +162,11 @@ class TurboQuantCache:
         self._values.store(layer, slot, v, values)
         self.slots.fill(layer, slot, k.shape[1])
 
-    def append(self, layer: int, k: Array, v: Array) -> None:
+    def append(self, layer: int, k: FloatArray, v: FloatArray) -> None:
         """Compress tokens into the slots after the layer's last."""
         self.write(layer, self.slots.length(layer), k, v)
 
-    def quantize(self, layer: int, pos: int, vec: Array, is_key: bool) -> None:
+    def quantize(self, layer: int, pos: int, vec: FloatArray, is_key: bool) -> None:
         """Compress one token's keys or values, (batch, kv_heads, head_dim) or flat in that order, into a slot."""
         batch, kv_heads, dim = self.token_shape
         if vec.size != batch * kv_heads * dim:
@@ -185,15 +187,17 @@ class TurboQuantCache:
         side = self._keys if is_key else self._values
         return side.select(self.slots, layer, np.arange(start, start + count)).restored()
 
-    def keys(self, layer: int, slots: Choice | None = None) -> Rows:
+    def keys(self, layer: int, slots: SlotChoice | None = None) -> Rows:
         """Return the layer's restored keys (batch, length, kv_heads, head_dim), or those of chosen slots."""
         return self._keys.select(self.slots, layer, slots).restored()
 
-    def values(self, layer: int, slots: Choice | None = None) -> Rows:
+    def values(self, layer: int, slots: SlotChoice | None = None) -> Rows:
         """Return the layer's restored values, as `keys` does."""
         return self._values.select(self.slots, layer, slots).restored()
 
-    def attention(self, q: Array, layer: int, pos: int, config: AttentionConfig, slots: Choice | None = None) -> Array:
+    def attention(
+        self, q: FloatArray, layer: int, pos: int, config: AttentionConfig, slots: SlotChoice | None = None
+    ) -> FloatArray:
         """Return what `KVCache.attention` does, from the packed codes; q is never quantized."""
         keys = self._keys.select(self.slots, layer, slots)
         values = self._values.select(self.slots, layer, slots)
@@ -232,16 +236,16 @@ class TurboQuantCache:
 
 
 def attention_cached(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: FloatArray,
+    k: FloatArray,
+    v: FloatArray,
     cache: KVCache | TurboQuantCache,
     layer: int,
     pos: int,
     config: AttentionConfig,
     *,
     plain: bool = False,
-) -> Array:
+) -> FloatArray:
     """Store k and v in slots pos, pos + 1, ... of the cache and return the attention of q over the layer.
 
     q, k and v are (batch, n, heads, head_dim) of the same n tokens. `plain` restores the keys and values first.
@@ -256,13 +260,13 @@ def attention_cached(
 
 
 def plain_attention(
-    q: Array,
+    q: FloatArray,
     cache: KVCache | TurboQuantCache,
     layer: int,
     pos: int,
     config: AttentionConfig,
-    slots: Choice | None = None,
-) -> Array:
+    slots: SlotChoice | None = None,
+) -> FloatArray:
     """Return `cache.attention` computed from restored keys and values: the referee of the fused path."""
     k, v = cache.keys(layer, slots), cache.values(layer, slots)
     check_inputs(q, k, config, v)
@@ -285,7 +289,7 @@ def _token_shape(batch: int, kv_heads: int, head_dim: int) -> tuple[int, int, in
     return batch, kv_heads, head_dim
 
 
-def _check_tokens(k: Array, v: Array, token_shape: tuple[int, int, int]) -> None:
+def _check_tokens(k: FloatArray, v: FloatArray, token_shape: tuple[int, int, int]) -> None:
     """Raises: `InputError` unless k and v are (batch, n, kv_heads, head_dim) of one n."""
     for name, x in (("k", k), ("v", v)):
         if x.ndim != 4 or (x.shape[0], *x.shape[2:]) != token_shape:
@@ -296,7 +300,7 @@ def _check_tokens(k: Array, v: Array, token_shape: tuple[int, int, int]) -> None
         raise InputError(f"k is {k.shape}, v is {v.shape}", code="shape-mismatch")
 
 
-def _finite(x: Array) -> Rows:
+def _finite(x: FloatArray) -> Rows:
     """Return x in float32; `InputError` for other types, NaN and what float32 cannot hold."""
     if not is_float(x):
         raise InputError(f"dtype {x.dtype} is not floating point", code="dtype")

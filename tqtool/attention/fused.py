@@ -15,15 +15,16 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.attention.plain import Array, AttentionConfig, query_blocks, reach, soft_cap, softmax, visible
+from tqtool.attention.plain import AttentionConfig, query_blocks, reach, seen_mask, soft_cap, softmax
 from tqtool.attention.stored import PARALLEL_WORK, Stored
 from tqtool.codec.codec import attends, mix, scores
+from tqtool.dtypes import FloatArray
 from tqtool.parallel import ordered_map
 from tqtool.runtime import binding as runtime
 
 
 def fused_attention(
-    q: Array,
+    q: FloatArray,
     keys: Stored,
     values: Stored,
     config: AttentionConfig,
@@ -54,7 +55,7 @@ def fused_attention(
         first, length = count - q_len + part.start, part.stop - part.start
         near = reach(length, count, config, start=first)
         start, width = first - near.start, near.stop - near.start
-        mask = visible(length, width, causal=config.causal, window=config.window, start=start)[None]
+        mask = seen_mask(length, width, causal=config.causal, window=config.window, start=start)[None]
         mask = mask if seen is None else mask & seen[:, part, near]
         attend = partial(_attend_head, scaled[:, part], keys.part(near), values.part(near), config, mask, out[:, part])
         for _ in ordered_map(attend, units, threads=threads):

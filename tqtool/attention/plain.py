@@ -11,14 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tqtool.dtypes import FloatArray
 from tqtool.errors import InputError, UsageError
-
-Array = NDArray[Any]  # float16, bfloat16, float32 or float64
 
 SCORE_BLOCK = 1 << 22  # scores held at once; bounds the memory of long prompts
 
@@ -70,7 +68,7 @@ class AttentionConfig:
         return ", ".join(parts)
 
 
-def attention(q: Array, k: Array, v: Array, config: AttentionConfig) -> Array:
+def attention(q: FloatArray, k: FloatArray, v: FloatArray, config: AttentionConfig) -> FloatArray:
     """Return softmax(scale q k^T) v for k and v (batch, kv_len, kv_heads, head_dim); shaped like q.
 
     A query that sees no key gets zeros. The values' last axis may differ from the keys', and is the result's.
@@ -80,7 +78,9 @@ def attention(q: Array, k: Array, v: Array, config: AttentionConfig) -> Array:
     return _attend(q, k, v, None, config)
 
 
-def attention_mask(q: Array, k: Array, v: Array, mask: Array, config: AttentionConfig) -> Array:
+def attention_mask(
+    q: FloatArray, k: FloatArray, v: FloatArray, mask: FloatArray, config: AttentionConfig
+) -> FloatArray:
     """Return attention with `mask` added to the scores, -inf where a key must not be seen.
 
     mask is (batch or 1, heads or 1, q_len, kv_len); the configuration's own rules hold as well.
@@ -88,7 +88,9 @@ def attention_mask(q: Array, k: Array, v: Array, mask: Array, config: AttentionC
     return _attend(q, k, v, mask, config)
 
 
-def multi_head(x: Array, wq: Array, wk: Array, wv: Array, wo: Array, config: AttentionConfig) -> Array:
+def multi_head(
+    x: FloatArray, wq: FloatArray, wk: FloatArray, wv: FloatArray, wo: FloatArray, config: AttentionConfig
+) -> FloatArray:
     """Return attention of projected x (batch, seq, embed), projected back by wo (heads*head_dim, embed).
 
     wq is (embed, heads*head_dim); wk and wv are (embed, kv_heads*head_dim).
@@ -99,11 +101,11 @@ def multi_head(x: Array, wq: Array, wk: Array, wv: Array, wo: Array, config: Att
     mixed = attention(q, k, v, config).reshape(*x.shape[:2], -1)  # (batch, seq, heads*head_dim)
     if wo.ndim != 2 or len(wo) != mixed.shape[-1]:
         raise InputError(f"wo is {wo.shape}, need ({mixed.shape[-1]}, embed)", code="shape-mismatch")
-    out: Array = mixed @ wo
+    out: FloatArray = mixed @ wo
     return out
 
 
-def self_attention(x: Array, wqkv: Array, wo: Array, config: AttentionConfig) -> Array:
+def self_attention(x: FloatArray, wqkv: FloatArray, wo: FloatArray, config: AttentionConfig) -> FloatArray:
     """Return `multi_head` for one fused projection, wqkv (embed, (heads + 2*kv_heads)*head_dim): q, k, v."""
     cuts = np.array([config.heads, config.heads + config.key_heads]) * config.head_dim
     total = (config.heads + 2 * config.key_heads) * config.head_dim
@@ -114,8 +116,8 @@ def self_attention(x: Array, wqkv: Array, wo: Array, config: AttentionConfig) ->
 
 
 def scores(
-    q: Array, k: Array, config: AttentionConfig, *, mask: Array | None = None, start: int | None = None
-) -> Array:
+    q: FloatArray, k: FloatArray, config: AttentionConfig, *, mask: FloatArray | None = None, start: int | None = None
+) -> FloatArray:
     """Return the masked scores (batch, kv_heads, heads/kv_heads, q_len, kv_len); -inf is not seen.
 
     `start` is the position of the first query among the keys, by default kv_len - q_len.
@@ -129,26 +131,26 @@ def scores(
         config.score_scale
     )
     columns = k.transpose(0, 2, 3, 1).astype(dtype, copy=False)  # (batch, kv_heads, dim, kv_len)
-    raw: Array = (rows @ columns).reshape(batch, kv_heads, heads // kv_heads, q_len, kv_len)
+    raw: FloatArray = (rows @ columns).reshape(batch, kv_heads, heads // kv_heads, q_len, kv_len)
     raw = soft_cap(raw, config)
     if mask is not None:
         raw += _grouped_mask(mask, batch, q_len, kv_len, config)
     if config.causal or config.window is not None:
-        seen = visible(q_len, kv_len, causal=config.causal, window=config.window, start=start)
+        seen = seen_mask(q_len, kv_len, causal=config.causal, window=config.window, start=start)
         np.copyto(raw, -np.inf, where=~seen)
     return raw
 
 
-def soft_cap(raw: Array, config: AttentionConfig) -> Array:
+def soft_cap(raw: FloatArray, config: AttentionConfig) -> FloatArray:
     """Return softcap * tanh(raw / softcap), or the scores themselves without a soft-cap."""
     if config.softcap is None:
         return raw
     cap = raw.dtype.type(config.softcap)
-    capped: Array = cap * np.tanh(raw / cap)
+    capped: FloatArray = cap * np.tanh(raw / cap)
     return capped
 
 
-def softmax(scores: Array) -> Array:
+def softmax(scores: FloatArray) -> FloatArray:
     """Return the attention weights along the last axis; a row of -inf alone gives zeros."""
     if scores.shape[-1] == 0:
         return scores.copy()
@@ -158,7 +160,7 @@ def softmax(scores: Array) -> Array:
     return weights
 
 
-def exponentials(scores: Array, *, shifted: Array, out: Array) -> Array:
+def exponentials(scores: FloatArray, *, shifted: FloatArray, out: FloatArray) -> FloatArray:
     """Write scores less the largest of their row, and e to that power; return the sums of the rows, (..., 1).
 
     All three arrays may be one. Where a row is -inf alone, its sum is 0.
@@ -166,11 +168,11 @@ def exponentials(scores: Array, *, shifted: Array, out: Array) -> Array:
     top = scores.max(axis=-1, keepdims=True)
     np.subtract(scores, np.where(top == -np.inf, scores.dtype.type(0), top), out=shifted)
     np.exp(shifted, out=out)
-    total: Array = out.sum(axis=-1, keepdims=True)
+    total: FloatArray = out.sum(axis=-1, keepdims=True)
     return total
 
 
-def mix(weights: Array, v: Array) -> Array:
+def mix(weights: FloatArray, v: FloatArray) -> FloatArray:
     """Return the weighted sums of values (batch, q_len, heads, dim); weights are shaped like `scores`."""
     batch, kv_heads, group, q_len, kv_len = weights.shape
     columns = v.transpose(0, 2, 1, 3).astype(np.result_type(weights, v), copy=False)
@@ -179,7 +181,7 @@ def mix(weights: Array, v: Array) -> Array:
     return np.ascontiguousarray(mixed).reshape(batch, q_len, kv_heads * group, v.shape[3])
 
 
-def visible(
+def seen_mask(
     q_len: int, kv_len: int, *, causal: bool, window: int | None = None, start: int | None = None
 ) -> NDArray[np.bool_]:
     """Return which keys each query may see, (q_len, kv_len), for positions that count from the first key's."""
@@ -207,11 +209,11 @@ def reach(q_len: int, kv_len: int, config: AttentionConfig, *, start: int) -> sl
 
 def causal_mask(seq_len: int) -> NDArray[np.float32]:
     """Return the additive causal mask (1, 1, seq_len, seq_len): 0 where seen, -inf ahead."""
-    seen = visible(seq_len, seq_len, causal=True)
+    seen = seen_mask(seq_len, seq_len, causal=True)
     return np.where(seen, np.float32(0), np.float32(-np.inf))[None, None]
 
 
-def check_inputs(q: Array, k: Array, config: AttentionConfig, v: Array | None = None) -> None:
+def check_inputs(q: FloatArray, k: FloatArray, config: AttentionConfig, v: FloatArray | None = None) -> None:
     """Raises: `InputError` unless the arrays fit each other and the configuration."""
     named = [("q", q, config.heads), ("k", k, config.key_heads)]
     named += [] if v is None else [("v", v, config.key_heads)]
@@ -232,7 +234,9 @@ def check_inputs(q: Array, k: Array, config: AttentionConfig, v: Array | None = 
         raise InputError(f"k is {k.shape}, v is {v.shape}", code="shape-mismatch")
 
 
-def _attend(q: Array, k: Array, v: Array, mask: Array | None, config: AttentionConfig) -> Array:
+def _attend(
+    q: FloatArray, k: FloatArray, v: FloatArray, mask: FloatArray | None, config: AttentionConfig
+) -> FloatArray:
     check_inputs(q, k, config, v)
     batch, q_len, heads, _ = q.shape
     kv_len = k.shape[1]
@@ -255,7 +259,7 @@ def query_blocks(q_len: int, scores_per_query: int) -> Iterator[slice]:
         yield slice(start, min(start + step, q_len))
 
 
-def _grouped_mask(mask: Array, batch: int, q_len: int, kv_len: int, config: AttentionConfig) -> Array:
+def _grouped_mask(mask: FloatArray, batch: int, q_len: int, kv_len: int, config: AttentionConfig) -> FloatArray:
     """The mask shaped like grouped scores: (batch or 1, kv_heads or 1, group or 1, q_len, kv_len)."""
     _check_mask(mask, (batch, config.heads, q_len, kv_len))
     if mask.shape[1] == 1:
@@ -263,7 +267,7 @@ def _grouped_mask(mask: Array, batch: int, q_len: int, kv_len: int, config: Atte
     return mask.reshape(len(mask), config.key_heads, -1, q_len, kv_len)
 
 
-def _check_mask(mask: Array, full: tuple[int, int, int, int]) -> None:
+def _check_mask(mask: FloatArray, full: tuple[int, int, int, int]) -> None:
     if not is_float(mask):
         hint = "0 where a key is seen, -inf where not: np.where(seen, 0, -np.inf)"
         raise InputError(f"mask: dtype {mask.dtype}, an additive mask is needed", code="dtype", hint=hint)
@@ -275,16 +279,16 @@ def _check_mask(mask: Array, full: tuple[int, int, int, int]) -> None:
         raise InputError("mask: holds NaN or +inf, which leave no softmax", code="non-finite")
 
 
-def _project(x: Array, w: Array, heads: int, config: AttentionConfig, name: str) -> Array:
+def _project(x: FloatArray, w: FloatArray, heads: int, config: AttentionConfig, name: str) -> FloatArray:
     if x.ndim != 3:
         raise InputError(f"x is {x.ndim}-D, need (batch, seq, embed)", code="shape")
     if w.shape != (x.shape[2], heads * config.head_dim):
         need = f"({x.shape[2]}, {heads * config.head_dim})"
         raise InputError(f"{name} is {w.shape}, need {need}", code="shape-mismatch")
-    projected: Array = (x @ w).reshape(*x.shape[:2], heads, config.head_dim)
+    projected: FloatArray = (x @ w).reshape(*x.shape[:2], heads, config.head_dim)
     return projected
 
 
-def is_float(array: Array) -> bool:
+def is_float(array: FloatArray) -> bool:
     """Whether the array is floating point, bfloat16 included."""
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"

@@ -6,28 +6,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tqtool.dtypes import FloatArray
 from tqtool.errors import InputError, UsageError
 
-Array = NDArray[Any]
 Pairing = Literal["half", "interleaved"]
 
 THETA = 10000.0
 
 
 def rope(
-    q: Array,
-    k: Array,
+    q: FloatArray,
+    k: FloatArray,
     start_pos: int = 0,
     *,
     pairing: Pairing = "half",
     theta: float = THETA,
     freqs: NDArray[np.float64] | None = None,
-) -> tuple[Array, Array]:
+) -> tuple[FloatArray, FloatArray]:
     """Return q and k (batch, seq, heads, head_dim), turned for positions start_pos, start_pos + 1, ...
 
     `freqs` from `rope_freqs` saves the angles' computation; the result does not change.
@@ -69,7 +69,7 @@ def _angles(positions: NDArray[np.int64], head_dim: int, theta: float) -> NDArra
     return np.stack([np.cos(angles), np.sin(angles)])
 
 
-def _turn(x: Array, freqs: NDArray[np.float64], pairing: Pairing) -> Array:
+def _turn(x: FloatArray, freqs: NDArray[np.float64], pairing: Pairing) -> FloatArray:
     dtype = np.result_type(x, np.float32)
     cos, sin = freqs[:, : x.shape[1], None].astype(dtype)  # (seq, 1, dim/2)
     out = np.empty(x.shape, dtype)
@@ -80,7 +80,7 @@ def _turn(x: Array, freqs: NDArray[np.float64], pairing: Pairing) -> Array:
     return out
 
 
-def _pairs(x: Array, pairing: Pairing) -> tuple[Array, Array]:
+def _pairs(x: FloatArray, pairing: Pairing) -> tuple[FloatArray, FloatArray]:
     """Views of the first and the second coordinate of every pair."""
     match pairing:
         case "half":

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tqtool.attention.plain import AttentionConfig, sees
 from tqtool.errors import UsageError
 
-Choice = NDArray[np.integer[Any]]  # (n,) or (n, kv_heads) slots to read, -1 for none
+SlotChoice = NDArray[np.integer[Any]]  # (n,) or (n, kv_heads) slots to read, -1 for none
 Number = TypeVar("Number", bound=np.generic)
 
 EMPTY = -1
@@ -106,7 +106,7 @@ class Slots:
         self.check(layer, pos, q_len)
         return self._in_order[layer] and pos + q_len == self._lengths[layer]
 
-    def select(self, rows: NDArray[Number], layer: int, choice: Choice | None) -> NDArray[Number]:
+    def select(self, rows: NDArray[Number], layer: int, choice: SlotChoice | None) -> NDArray[Number]:
         """Return the rows (batch, n, kv_heads, ...) of the layer's filled slots, or of chosen ones.
 
         `rows` is (batch, max_seq_len, kv_heads, ...); the answer is a view unless slots are chosen.
@@ -115,7 +115,7 @@ class Slots:
             return rows[:, : self.length(layer)]
         return rows[:, self.chosen(layer, choice, rows.shape[2]), np.arange(rows.shape[2])]
 
-    def chosen(self, layer: int, choice: Choice | None, kv_heads: int) -> NDArray[np.int64]:
+    def chosen(self, layer: int, choice: SlotChoice | None, kv_heads: int) -> NDArray[np.int64]:
         """Return the checked choice as (n, kv_heads); None chooses every filled slot."""
         length = self.length(layer)
         if choice is None:
@@ -133,7 +133,7 @@ class Slots:
         return np.broadcast_to(columns[:, None] if choice.ndim == 1 else columns, (len(choice), kv_heads))
 
     def seen(
-        self, layer: int, pos: int, q_len: int, config: AttentionConfig, choice: Choice | None
+        self, layer: int, pos: int, q_len: int, config: AttentionConfig, choice: SlotChoice | None
     ) -> NDArray[np.bool_]:
         """Return which slots the queries of tokens pos, pos + 1, ... see.
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.attention.slots import EMPTY, Choice, Slots, move_down
+from tqtool.attention.slots import EMPTY, SlotChoice, Slots, move_down
 from tqtool.codec.codec import decode
 from tqtool.codec.spec import CodecSpec, Encoded
 
@@ -46,7 +46,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Side:
+class StoredSide:
     """Keys or values of a compressed cache: the specification's two arrays, and the protected rows."""
 
     encoded: Encoded  # of lead (layers, batch, max_seq_len, kv_heads)
@@ -55,7 +55,7 @@ class Side:
     @classmethod
     def empty(
         cls, spec: CodecSpec, layers: int, length: int, token: tuple[int, int, int], sinks: int, window: int
-    ) -> Side:
+    ) -> StoredSide:
         """Return room for `layers` x `length` tokens of shape `token` (batch, kv_heads, dim), all zero."""
         batch, kv_heads, _ = token
         return cls(spec.zeros((layers, batch, length, kv_heads)), ProtectedRows(layers, token, sinks, window))
@@ -75,7 +75,7 @@ class Side:
         self.encoded[layer, :, slot : slot + x.shape[1]] = encoded
         self.protected.write(layer, slot, x)
 
-    def select(self, slots: Slots, layer: int, choice: Choice | None) -> Stored:
+    def select(self, slots: Slots, layer: int, choice: SlotChoice | None) -> Stored:
         """Return the rows of a layer's filled slots, or of chosen ones."""
         arrays = {name: slots.select(rows[layer], layer, choice) for name, rows in self.encoded.arrays.items()}
         encoded = Encoded(self.spec, **arrays)

@@ -135,14 +135,14 @@ def compress(
     """Compress arrays of vectors to NAME.tq.safetensors, and say what it cost."""
     from tqtool.codec.sizes import KVConfig
     from tqtool.container.compression import Limits, compress_file
-    from tqtool.container.selection import Choice, choose, scale_rules
+    from tqtool.container.selection import Request, choose, scale_rules
     from tqtool.dumps.datafiles import open_file
     from tqtool.health import warnings_of
     from tqtool.rendering.answers.files import compress_json, compress_line
 
     if bits is not None and config is not None:
         raise UsageError("--bits and --config contradict each other", code="usage")
-    choice = Choice(
+    request = Request(
         bits,
         None if config is None else KVConfig.parse(config),
         kind,
@@ -158,7 +158,7 @@ def compress(
     limits = Limits(max_rel_error, min_cosine)
     jobs = jobs_of(expanded(inputs), out, CONTAINER_SUFFIX, force=force, as_json=as_json)
     opened = [(open_file(path, dtype=dtype), target) for path, target in jobs]
-    work = [(file, choose(file, choice), target) for file, target in opened]
+    work = [(file, choose(file, request), target) for file, target in opened]
     settings = output.settings()
     results = []
     for file, chosen, target in work:

@@ -11,18 +11,15 @@ Source: Max 1960 and Lloyd 1982 for the method; Zandieh et al. 2025, arXiv:2504.
 import functools
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from tqtool.codec.rotation import MAX_DIM, MIN_DIM
 from tqtool.codec.solved import Solution, solved
 from tqtool.codec.terms import LAWS, MAX_BITS, Law
+from tqtool.dtypes import Float32Array, Float64Array
 from tqtool.errors import BugError, UsageError
-
-Array: TypeAlias = NDArray[np.float64]
-Array32: TypeAlias = NDArray[np.float32]
 
 RESIDUAL_LIMIT = 1e-12  # in sigma; ten times what rounding leaves in the worst book of all dims and widths
 NEWTON_GOAL = 1e-11  # in sigma; rounding leaves corrections below this at every width
@@ -40,8 +37,8 @@ class Codebook:
     dim: int
     bits: int
     law: Law
-    centroids: Array  # (2**bits,) ascending, exactly odd-symmetric
-    boundaries: Array  # (2**bits - 1,) midpoints; a value on a boundary takes the upper code
+    centroids: Float64Array  # (2**bits,) ascending, exactly odd-symmetric
+    boundaries: Float64Array  # (2**bits - 1,) midpoints; a value on a boundary takes the upper code
     mse: float  # expected squared error per coordinate under its own law; times dim: of a unit vector
     entropy: float  # of a code, in bits
     distortion: float  # D_b: expected relative squared error of a vector, from the published float32 tables
@@ -50,17 +47,17 @@ class Codebook:
     newton_steps: int
 
     @property
-    def tables(self) -> tuple[Array32, Array32]:
+    def tables(self) -> tuple[Float32Array, Float32Array]:
         """(boundaries, centroids), centred and rounded once: what the codec and the C runtime use."""
         return rounded(self.boundaries), rounded(self.centroids)
 
     @property
-    def unit_tables(self) -> tuple[Array32, Array32]:
+    def unit_tables(self) -> tuple[Float32Array, Float32Array]:
         """(boundaries, centroids) for u = (1 + t)/2, the specification's domain [0, 1]."""
         return rounded((1 + self.boundaries) / 2), rounded((1 + self.centroids) / 2)
 
 
-def rounded(table: Array) -> Array32:
+def rounded(table: Float64Array) -> Float32Array:
     """Return a table as it is published: float32, read-only."""
     published = table.astype(np.float32)
     published.flags.writeable = False
@@ -87,14 +84,14 @@ def peak(dim: int, law: Law) -> float:
     return fourth / central / math.pi if twice % 2 else n * central / fourth
 
 
-def density(t: Array, dim: int, law: Law) -> Array:
+def density(t: Float64Array, dim: int, law: Law) -> Float64Array:
     """Probability density of a coordinate at t."""
     if law == "gaussian":
         return np.asarray(peak(dim, law) * np.exp(t * t * (-dim / 2)))
     return np.asarray(peak(dim, law) * np.exp((exponent(dim, law) - 1) * np.log1p(-t * t)))
 
 
-def tail(t: Array, dim: int, law: Law) -> Array:
+def tail(t: Float64Array, dim: int, law: Law) -> Float64Array:
     """Probability of a coordinate above t, for t >= 0."""
     from scipy import special
 
@@ -103,7 +100,7 @@ def tail(t: Array, dim: int, law: Law) -> Array:
     return np.asarray(special.betainc(exponent(dim, law), 0.5, (1 - t) * (1 + t)) / 2)
 
 
-def moments(lo: Array, hi: Array, dim: int, law: Law) -> Array:
+def moments(lo: Float64Array, hi: Float64Array, dim: int, law: Law) -> Float64Array:
     """Integral of t times the density over each [lo, hi], for 0 <= lo <= hi."""
     width = (hi - lo) * (hi + lo)  # hi^2 - lo^2 without its cancellation
     if law == "gaussian":
@@ -115,12 +112,12 @@ def moments(lo: Array, hi: Array, dim: int, law: Law) -> Array:
     return np.where(hi > lo, values, 0.0)
 
 
-def masses(lo: Array, hi: Array, dim: int, law: Law) -> Array:
+def masses(lo: Float64Array, hi: Float64Array, dim: int, law: Law) -> Float64Array:
     """Probability of each cell [lo, hi], for 0 <= lo <= hi, in closed form."""
     return tail(lo, dim, law) - tail(hi, dim, law)
 
 
-def half_cells(boundaries: Array, dim: int, law: Law) -> tuple[Array, Array]:
+def half_cells(boundaries: Float64Array, dim: int, law: Law) -> tuple[Float64Array, Float64Array]:
     """(masses, means) of the cells into which positive `boundaries` cut t >= 0, (len(boundaries) + 1,) each."""
     lo = np.append(0.0, boundaries)
     hi = np.append(boundaries, math.inf if law == "gaussian" else 1.0)
@@ -132,12 +129,12 @@ def half_cells(boundaries: Array, dim: int, law: Law) -> tuple[Array, Array]:
     return mass, moments(lo, hi, dim, law) / mass
 
 
-def midpoints(means: Array) -> Array:
+def midpoints(means: Float64Array) -> Float64Array:
     """Boundaries of the nearest-neighbour cells of ascending levels."""
     return (means[:-1] + means[1:]) / 2
 
 
-def quantiles(p: Array, dim: int, law: Law, *, root: float = 1.0) -> Array:
+def quantiles(p: Float64Array, dim: int, law: Law, *, root: float = 1.0) -> Float64Array:
     """Quantiles of a coordinate, or of the law whose density is the coordinate's to the power 1/root."""
     from scipy import special
 
@@ -147,12 +144,12 @@ def quantiles(p: Array, dim: int, law: Law, *, root: float = 1.0) -> Array:
     return np.asarray(2 * special.betaincinv(a, a, p) - 1)
 
 
-def start(bits: int, dim: int, law: Law) -> Array:
+def start(bits: int, dim: int, law: Law) -> Float64Array:
     """First positive boundaries: the best ones for many levels, quantiles of the density to the power 1/3."""
     return quantiles(0.5 + np.arange(1, 2 ** (bits - 1)) / 2**bits, dim, law, root=3)
 
 
-def newton_correction(b: Array, mass: Array, means: Array, dim: int, law: Law) -> Array:
+def newton_correction(b: Float64Array, mass: Float64Array, means: Float64Array, dim: int, law: Law) -> Float64Array:
     """The step that a Newton iteration for b = midpoints(means(b)) subtracts from the boundaries b."""
     from scipy.linalg import solve_banded
 
@@ -223,22 +220,22 @@ def solve(dim: int, bits: int, law: Law) -> Solution:
         b,
         mse=float(variance(dim, law) - 2 * np.sum(mass * means**2)),
         entropy=float(-2 * np.sum(mass * np.log2(mass))),
-        distortion=expected_error(rounded(_boundaries(b)), rounded(_centroids(means)), dim),
+        distortion=table_error(rounded(_boundaries(b)), rounded(_centroids(means)), dim),
         residual=residual,
         lloyd_steps=lloyd_steps,
         newton_steps=newton_steps,
     )
 
 
-def _centroids(means: Array) -> Array:
+def _centroids(means: Float64Array) -> Float64Array:
     return np.concatenate([-means[::-1], means])
 
 
-def _boundaries(edges: Array) -> Array:
+def _boundaries(edges: Float64Array) -> Float64Array:
     return np.concatenate([-edges[::-1], [0.0], edges])
 
 
-def cells(boundaries: Array, dim: int, law: Law) -> tuple[Array, Array]:
+def cells(boundaries: Float64Array, dim: int, law: Law) -> tuple[Float64Array, Float64Array]:
     """(masses, first moments) of the cells that any ascending boundaries cut, (len(boundaries) + 1,) each."""
     end = math.inf if law == "gaussian" else 1.0
     edges = np.concatenate([[-end], np.clip(boundaries, -end, end), [end]])
@@ -249,7 +246,7 @@ def cells(boundaries: Array, dim: int, law: Law) -> tuple[Array, Array]:
     return mass, moments(*above, dim, law) - moments(*below, dim, law)
 
 
-def expected_error(boundaries: ArrayLike, centroids: ArrayLike, dim: int, law: Law = "sphere") -> float:
+def table_error(boundaries: ArrayLike, centroids: ArrayLike, dim: int, law: Law = "sphere") -> float:
     """Expected squared error of a unit vector, dim * E(t - c)^2, when any centred table quantizes it.
 
     `boundaries` (levels - 1,) and `centroids` (levels,) need not be symmetric, optimal or within [-1, 1]. Of a
@@ -260,12 +257,12 @@ def expected_error(boundaries: ArrayLike, centroids: ArrayLike, dim: int, law: L
     return float(dim * (variance(dim, law) + np.sum(mass * c * c - 2 * moment * c)))
 
 
-def _largest(values: Array) -> float:
+def _largest(values: Float64Array) -> float:
     """Largest magnitude, 0 for no values at all (1 bit has no positive boundary)."""
     return float(np.max(np.abs(values), initial=0.0))
 
 
-def _frozen(values: Array) -> Array:
+def _frozen(values: Float64Array) -> Float64Array:
     values.flags.writeable = False
     return values
 

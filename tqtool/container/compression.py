@@ -11,10 +11,11 @@ import numpy as np
 
 from tqtool.codec.rotation import sign_bits
 from tqtool.codec.spec import CodecSpec
-from tqtool.container.format import CRCS, HASHES, Plan, chunk_crcs, hashes, plan
+from tqtool.container.format import CRCS, HASHES, Placement, chunk_crcs, hashes, plan
 from tqtool.container.manifest import Compressed, Entry, signs_name, table_names
 from tqtool.container.pipeline import Block, Pipeline, Quality, Stats, Total
-from tqtool.dumps.arrays import Array, ArraySource, Box, Store
+from tqtool.dtypes import AnyArray
+from tqtool.dumps.arrays import ArraySource, Box, Store
 from tqtool.dumps.datafiles import DataFile
 from tqtool.dumps.safetensors import stored_type
 from tqtool.files import Advance, FilePath, output_file
@@ -95,32 +96,32 @@ def compress_file(
     Nothing is written if a limit is exceeded. Raises `InputError` and `OutputError`.
     """
     begun = perf_counter()
-    layout = plan([entry for entry, _ in chosen], file.format, file.metadata)
+    placement = plan([entry for entry, _ in chosen], file.format, file.metadata)
     exceeded: tuple[str, ...] = ()
     qualities: tuple[Quality | None, ...] = ()
     try:
-        with output_file(output, force=force, size=layout.size) as target:
+        with output_file(output, force=force, size=placement.size) as target:
             qualities = write_container(
                 target,
-                layout,
+                placement,
                 [source for _, source in chosen],
                 stats="all" if limits.any else stats,
                 nan_to_zero=nan_to_zero,
                 threads=threads,
                 advance=advance,
             )
-            exceeded = limits.exceeded(layout.entries, qualities)
+            exceeded = limits.exceeded(placement.entries, qualities)
             if exceeded:
                 raise _ExceededError
     except _ExceededError:
         pass
     seconds = perf_counter() - begun
-    return Result(file.path, str(output), file.nbytes, layout.size, layout.entries, qualities, exceeded, seconds)
+    return Result(file.path, str(output), file.nbytes, placement.size, placement.entries, qualities, exceeded, seconds)
 
 
 def write_container(
     file: BinaryIO,
-    layout: Plan,
+    placement: Placement,
     sources: Sequence[ArraySource],
     *,
     stats: Stats = "sample",
@@ -128,19 +129,19 @@ def write_container(
     threads: int | None = None,
     advance: Advance = lambda amount: None,
 ) -> tuple[Quality | None, ...]:
-    """Fill an empty file with a container; `sources` go with the plan's entries, vector axis last.
+    """Fill an empty file with a container; `sources` go with the entries of the placement, vector axis last.
 
     Returns the quality of each entry, None for copied ones. Raises `InputError` where the source does.
     """
-    data = layout.data
-    file.truncate(layout.size)
-    places = {tensor.name: tensor for tensor in layout.tensors}
+    data = placement.data
+    file.truncate(placement.size)
+    places = {tensor.name: tensor for tensor in placement.tensors}
 
     def store(name: str, dtype: np.dtype[np.generic]) -> Store:
         return Store(file, data + places[name].start, places[name].shape, dtype)
 
     pipelines: dict[int, Pipeline] = {}
-    for index, (entry, source) in enumerate(zip(layout.entries, sources, strict=True)):
+    for index, (entry, source) in enumerate(zip(placement.entries, sources, strict=True)):
         if isinstance(entry, Compressed):
             parts = {
                 name: store(f"{entry.name}.{name}", np.dtype(part.dtype)) for name, part in entry.spec.parts.items()
@@ -163,27 +164,27 @@ def write_container(
     for index, block in ordered_map(run, units, threads=threads):
         totals[index].add(block)
         advance(block.nbytes)
-    qualities = [totals[index].quality() if index in totals else None for index in range(len(layout.entries))]
+    qualities = [totals[index].quality() if index in totals else None for index in range(len(placement.entries))]
     done: list[Entry] = []
-    for index, (entry, quality) in enumerate(zip(layout.entries, qualities, strict=True)):
+    for index, (entry, quality) in enumerate(zip(placement.entries, qualities, strict=True)):
         if isinstance(entry, Compressed) and quality is not None:
             error = quality.error if quality.measured else None
             entry = replace(entry, source_sha256=totals[index].sha256(), error=error)
         done.append(entry)
-    crcs = chunk_crcs(file, data, layout.tensors, threads)
+    crcs = chunk_crcs(file, data, placement.tensors, threads)
     _write(store(CRCS, crcs.dtype), crcs)
-    header = layout.header(done)
+    header = placement.header(done)
     assert len(header) == data
     _write(Store(file, 0, (data,), np.dtype(np.uint8)), np.frombuffer(header, np.uint8))
     _write(store(HASHES, np.dtype(np.uint8)), np.frombuffer(hashes(header, crcs.tobytes()), np.uint8))
     return tuple(qualities)
 
 
-def _write(store: Store, values: Array) -> None:
+def _write(store: Store, values: AnyArray) -> None:
     store.write(tuple(range(size) for size in store.shape), values)
 
 
-def _tables(spec: CodecSpec) -> dict[str, Array]:
+def _tables(spec: CodecSpec) -> dict[str, AnyArray]:
     """Return the tables that decoding needs, by their names in the file."""
     of_boundaries, of_centroids = table_names(spec)
     return {

@@ -26,7 +26,7 @@ from tqtool.errors import InputError, IntegrityError, UsageError
 from tqtool.files import Advance, copy_bytes, unnamed_temporary
 from tqtool.parallel import ordered_map
 
-Unit = Callable[[], int]
+Piece = Callable[[], int]
 BLOCK_VALUES = BLOCK_BYTES // 4
 
 
@@ -154,12 +154,12 @@ def _restore_npy(container: Container, each: Restored, file: BinaryIO, threads: 
     _run(_units(container, each, Store(file, start, shape, dtype)), threads, advance)
 
 
-def _run(units: Iterator[Unit], threads: int | None, advance: Advance) -> None:
+def _run(units: Iterator[Piece], threads: int | None, advance: Advance) -> None:
     for count in ordered_map(lambda unit: unit(), units, threads=threads):
         advance(count)
 
 
-def _units(container: Container, each: Restored, target: Store) -> Iterator[Unit]:
+def _units(container: Container, each: Restored, target: Store) -> Iterator[Piece]:
     """Yield the pieces of work that restore one tensor into its place; each returns the bytes it wrote."""
     entry = each.entry
     if isinstance(entry, Compressed):

@@ -38,7 +38,7 @@ KNOWN_METADATA = {"format", "tq_version", "tq_requires", "tq_producer", "tq_mani
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Placement:
     """Where everything of a container lies, before there is any data."""
 
     entries: tuple[Entry, ...]  # in the source's order
@@ -61,7 +61,7 @@ class Plan:
         return self.data + self.tensors[-1].stop
 
 
-def plan(entries: Sequence[Entry], source: str, metadata: Mapping[str, str]) -> Plan:
+def plan(entries: Sequence[Entry], source: str, metadata: Mapping[str, str]) -> Placement:
     """Lay out a container; `InputError`, code `name`, if a tensor has a name that the format needs for itself."""
     own: dict[str, tuple[str, tuple[int, ...]]] = {}
     others: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -81,7 +81,7 @@ def plan(entries: Sequence[Entry], source: str, metadata: Mapping[str, str]) -> 
     for name, (dtype, shape) in [*by_size, (HASHES, ("U8", (HASH_BYTES,)))]:
         tensors.append(Tensor(name, dtype, shape, position, position + tensor_bytes(dtype, shape)))
         position = tensors[-1].stop
-    return Plan(tuple(entries), source, dict(metadata), tuple(tensors))
+    return Placement(tuple(entries), source, dict(metadata), tuple(tensors))
 
 
 def _element_bytes(dtype: str) -> int:

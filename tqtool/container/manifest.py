@@ -30,8 +30,8 @@ ERROR_WIDTH = 14  # of "%.8e"
 
 Format = Literal["npy", "npz", "safetensors"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-Kind = Literal["k", "v", "generic"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+TensorKind = Literal["k", "v", "generic"]
+TENSOR_KINDS: tuple[TensorKind, ...] = get_args(TensorKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Compressed:
     dtype: str  # of the source: f16, bf16, f32, f64
     shape: tuple[int, ...]  # of the source
     axis: int  # of the source's axes, the one that vectors lie along
-    kind: Kind
+    kind: TensorKind
     spec: CodecSpec
     source_sha256: str | None = None  # of the source's bytes of this tensor; None: not computed
     error: float | None = None  # relative squared error, measured; None: not measured
@@ -174,7 +174,7 @@ def _entry(name: str, facts: dict[str, Any]) -> Entry:
     axis, sha256, error = facts["axis"], facts["source_sha256"], facts["error"]
     if not (MIN_AXES <= len(shape) <= MAX_AXES and type(axis) is int and 0 <= axis < len(shape)):
         raise ValueError(f"{name}: axis {axis} of {shape}")
-    if dtype not in FLOAT_TYPES or facts["kind"] not in KINDS or facts["layout"] != LAYOUT:
+    if dtype not in FLOAT_TYPES or facts["kind"] not in TENSOR_KINDS or facts["layout"] != LAYOUT:
         raise ValueError(f"{name}: dtype {dtype}, kind {facts['kind']}, layout {facts['layout']}")
     if facts["rotation"] != ROTATION or any(type(facts[key]) is not int for key in ("bits", "seed")):
         raise ValueError(f"{name}: rotation {facts['rotation']}, bits {facts['bits']}, seed {facts['seed']}")

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from tqtool.codec.codec import decode, encode, expected_error
 from tqtool.codec.spec import CodecSpec, Encoded
-from tqtool.dumps.arrays import BLOCK_BYTES, Array, ArraySource, Box, Store
+from tqtool.dtypes import AnyArray
+from tqtool.dumps.arrays import BLOCK_BYTES, ArraySource, Box, Store
 from tqtool.errors import InputError
 from tqtool.health import quiet, refusal
 
@@ -63,7 +64,7 @@ class Quality:
 class Block:
     """What a block adds to its array's total."""
 
-    values: Array | None  # for the source's hash, where blocks lie in the file's order
+    values: AnyArray | None  # for the source's hash, where blocks lie in the file's order
     nbytes: int
     vectors: int
     zero_vectors: int
@@ -113,7 +114,7 @@ class Pipeline:
         sums = self._measure(box, flat, encoded) if self.stats != "none" else (0.0, 0.0, NO_COSINES, 0, NO_COSINES)
         return Block(kept, values.nbytes, len(flat), zero, replaced, *sums)
 
-    def _measure(self, box: Box, rows: Array, encoded: Encoded) -> tuple[float, float, Cosines, int, Cosines]:
+    def _measure(self, box: Box, rows: AnyArray, encoded: Encoded) -> tuple[float, float, Cosines, int, Cosines]:
         """Return error, energy, cosines, the number of vectors measured, and the cosines of the sample."""
         error = energy = 0.0
         cosines, in_sample = [np.empty(0)], [np.empty(0)]
@@ -191,7 +192,7 @@ class Total:
 
 
 @quiet
-def _without_nan(values: Array) -> tuple[Array, int]:
+def _without_nan(values: AnyArray) -> tuple[AnyArray, int]:
     """Return the values with 0 for every NaN and infinity, and how many there were."""
     bad = ~np.isfinite(values)
     count = int(np.count_nonzero(bad))

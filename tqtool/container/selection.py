@@ -8,7 +8,7 @@ from tqtool.codec.rotation import hadamard_order, supported_dims
 from tqtool.codec.sizes import KVConfig
 from tqtool.codec.spec import CodecSpec
 from tqtool.codec.terms import SCALE_RULES, UNTOUCHED, Law, Meta, ScaleRule
-from tqtool.container.manifest import Compressed, Copied, Entry, Kind
+from tqtool.container.manifest import Compressed, Copied, Entry, TensorKind
 from tqtool.dumps.arrays import FLOAT_TYPES, ArraySource
 from tqtool.dumps.datafiles import DataFile, float_arrays, listed
 from tqtool.dumps.layouts import MAX_AXES, MIN_AXES, vectors_last
@@ -22,12 +22,12 @@ DEFAULT_CONFIG = KVConfig(4, 2)  # of a file that holds keys and values
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Request:
     """What a user asks for; None where the data decide."""
 
     bits: int | None = None
     config: KVConfig | None = None
-    kind: Kind | None = None
+    kind: TensorKind | None = None
     layout: str | None = None
     axis: int | None = None
     dtype: str | None = None
@@ -37,7 +37,7 @@ class Choice:
     meta: Meta = "range"
     names: tuple[str, ...] = ()
 
-    def spec(self, source: ArraySource, kind: Kind, *, paired: bool) -> CodecSpec | None:
+    def spec(self, source: ArraySource, kind: TensorKind, *, paired: bool) -> CodecSpec | None:
         """Return how one array is encoded, None if it is left untouched."""
         bits = self._bits(source, kind, paired=paired)
         if bits == UNTOUCHED:
@@ -45,7 +45,7 @@ class Choice:
         rule = self.scale_rules[kind == "v"]
         return CodecSpec(source.dim, bits, self.law, rule, self.meta, self.seed)
 
-    def _bits(self, source: ArraySource, kind: Kind, *, paired: bool) -> int:
+    def _bits(self, source: ArraySource, kind: TensorKind, *, paired: bool) -> int:
         config = self.config or (DEFAULT_CONFIG if paired and self.bits is None else None)
         if config is None:
             return DEFAULT_BITS if self.bits is None else self.bits
@@ -59,36 +59,36 @@ class Choice:
         return config.key_bits if kind == "k" else config.value_bits
 
 
-def choose(file: DataFile, choice: Choice) -> tuple[tuple[Entry, ArraySource], ...]:
+def choose(file: DataFile, request: Request) -> tuple[tuple[Entry, ArraySource], ...]:
     """Return what becomes of each array of a file, in its order; compressed ones with their vector axis last.
 
     Of a file with keys or values only these are compressed, else every float array that the codec can take; all
-    others are copied. `Choice.names` picks arrays by name and leaves the others out. Raises: `InputError`.
+    others are copied. `Request.names` picks arrays by name and leaves the others out. Raises: `InputError`.
     """
-    arrays = _named(file, choice.names) if choice.names else file.arrays
-    if choice.names or file.format == "npy":
+    arrays = _named(file, request.names) if request.names else file.arrays
+    if request.names or file.format == "npy":
         for source in arrays:
-            check_float(source, as_bf16=choice.dtype == "bf16" and file.format == "npy")
+            check_float(source, as_bf16=request.dtype == "bf16" and file.format == "npy")
     else:
-        float_arrays(file, dtype=choice.dtype)
-    kinds = [_kind(source, choice.kind) for source in arrays]
+        float_arrays(file, dtype=request.dtype)
+    kinds = [_kind(source, request.kind) for source in arrays]
     sides = {kind for kind, source in zip(kinds, arrays, strict=True) if source.dtype in FLOAT_TYPES}
-    cache_only = len(arrays) > 1 and bool(sides & {"k", "v"}) and not choice.names
-    forced = bool(choice.names) or len(arrays) == 1
+    cache_only = len(arrays) > 1 and bool(sides & {"k", "v"}) and not request.names
+    forced = bool(request.names) or len(arrays) == 1
     chosen: list[tuple[Entry, ArraySource]] = []
     for source, kind in zip(arrays, kinds, strict=True):
         wanted = source.dtype in FLOAT_TYPES and (kind != "generic" or not cache_only)
         spec = None
-        if wanted and (forced or _possible(source, choice)):
-            last = vectors_last(source, layout=choice.layout, axis=choice.axis)
+        if wanted and (forced or _possible(source, request)):
+            last = vectors_last(source, layout=request.layout, axis=request.axis)
             _check_dim(last)
-            spec = choice.spec(last, kind, paired={"k", "v"} <= sides)
+            spec = request.spec(last, kind, paired={"k", "v"} <= sides)
         if spec is None:
             chosen.append((_copied(source), source))
         else:
             axis = source.axes.index(last.axes[-1])
             chosen.append((Compressed(source.name, source.dtype, source.shape, axis, kind, spec), last))
-    if not any(isinstance(entry, Compressed) for entry, _ in chosen) and not choice.config:
+    if not any(isinstance(entry, Compressed) for entry, _ in chosen) and not request.config:
         shapes = listed([f"{source.name} {source.shape}" for source in arrays])
         raise InputError(
             f"{file.path}: no array can be compressed; found {shapes}",
@@ -109,18 +109,18 @@ def _named(file: DataFile, names: tuple[str, ...]) -> tuple[ArraySource, ...]:
     return tuple(source for source in file.arrays if source.name in names)
 
 
-def _kind(source: ArraySource, wanted: Kind | None) -> Kind:
+def _kind(source: ArraySource, wanted: TensorKind | None) -> TensorKind:
     if wanted is not None:
         return wanted
     said = meaning(source.name).kind
     return said if said in ("k", "v") else "generic"
 
 
-def _possible(source: ArraySource, choice: Choice) -> bool:
+def _possible(source: ArraySource, request: Request) -> bool:
     """Whether an array among others can be compressed as asked; if not it is copied."""
     if not MIN_AXES <= len(source.shape) <= MAX_AXES:
         return False
-    axis = choice.layout.index("d") if choice.layout and len(choice.layout) == len(source.shape) else choice.axis
+    axis = request.layout.index("d") if request.layout and len(request.layout) == len(source.shape) else request.axis
     axis = -1 if axis is None else axis
     return -len(source.shape) <= axis < len(source.shape) and source.shape[axis] in supported_dims()
 

@@ -15,13 +15,12 @@ from typing import BinaryIO
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
+from tqtool.dtypes import AnyArray
 from tqtool.dumps.inputs import Opener
 from tqtool.errors import InputError
 
 Box = tuple[range, ...]
-Array = NDArray[np.generic]
 
 BLOCK_BYTES = 4 << 20  # of float32 values: the unit in which data are read, encoded and written (slow/throughput.py)
 FLOAT_TYPES = {
@@ -41,7 +40,7 @@ class Store:
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]  # in the file's byte order
 
-    def read(self, box: Box) -> Array:
+    def read(self, box: Box) -> AnyArray:
         """Return the values of a box, C order, in the file's byte order. `EOFError` if the file is too short."""
         values = np.empty([len(indices) for indices in box], self.dtype)
         view = values.reshape(-1).view(np.uint8).data
@@ -53,7 +52,7 @@ class Store:
                 taken += count
         return values
 
-    def write(self, box: Box, values: Array) -> None:
+    def write(self, box: Box, values: AnyArray) -> None:
         """Write the values of a box, given in its shape."""
         assert not callable(self.file)
         view = np.ascontiguousarray(values, self.dtype).reshape(-1).view(np.uint8).data
@@ -137,7 +136,7 @@ class ArraySource:
         fixed = (*self.fixed, (self.axes[axis], index))
         return replace(self, axes=self.axes[:axis] + self.axes[axis + 1 :], fixed=fixed)
 
-    def box(self, box: Box) -> Array:
+    def box(self, box: Box) -> AnyArray:
         """Return the values of a box over all axes: native byte order, any strides."""
         whole = [range(0)] * len(self.store.shape)
         for axis, index in self.fixed:
@@ -159,11 +158,11 @@ class ArraySource:
             return values.astype(values.dtype.newbyteorder("="), copy=False).view(ml_dtypes.bfloat16)
         return values.astype(values.dtype.newbyteorder("="), copy=False)
 
-    def read(self) -> Array:
+    def read(self) -> AnyArray:
         """Return the whole array."""
         return self.box(tuple(range(size) for size in self.shape))
 
-    def rows(self, start: int, stop: int) -> Array:
+    def rows(self, start: int, stop: int) -> AnyArray:
         """Return vectors start to stop, counted in C order over the leading axes: (stop - start, dim)."""
         parts = [self.box((*box, range(self.dim))) for box in _row_boxes(self.shape[:-1], start, stop)]
         flat = [part.reshape(-1, self.dim) for part in parts]

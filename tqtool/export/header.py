@@ -22,10 +22,10 @@ from tqtool.errors import UsageError
 if TYPE_CHECKING:
     import jinja2
 
-MAX_BITS = 4  # the struct of the specification holds 16 levels
-MAX_LEVELS = 2**MAX_BITS
-MAX_BOUNDARIES = MAX_LEVELS - 1
-ROW_WORDS = 2 + MAX_BOUNDARIES + MAX_LEVELS  # bits, levels, tables; 32 bits each
+HEADER_BITS = 4  # the struct of the specification holds 16 levels
+HEADER_LEVELS = 2**HEADER_BITS
+HEADER_BOUNDARIES = HEADER_LEVELS - 1
+ROW_WORDS = 2 + HEADER_BOUNDARIES + HEADER_LEVELS  # bits, levels, tables; 32 bits each
 FLT_MAX = np.finfo(np.float32).max  # as an unused boundary: nothing counts it, and a full count stays valid
 
 METHODS: dict[Law, str] = {
@@ -36,7 +36,7 @@ METHODS: dict[Law, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """One table as the C struct holds it, padded, with the vector length it is for."""
 
     dim: int
@@ -54,11 +54,11 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Domain:
+class Tables:
     """All rows of one domain."""
 
     name: Literal["unit", "centered"]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
 
     @property
     def payload(self) -> bytes:
@@ -77,15 +77,15 @@ def codebook_header(dims: Sequence[int], bits: Sequence[int], law: Law = "beta")
     Raises: `UsageError` if a width does not fit the struct.
     """
     for width in bits:
-        if width > MAX_BITS:
+        if width > HEADER_BITS:
             raise UsageError(
-                f"{width} bits do not fit the C header, whose struct holds {MAX_LEVELS} levels",
+                f"{width} bits do not fit the C header, whose struct holds {HEADER_LEVELS} levels",
                 code="usage",
                 hint="gen-codebooks --format json or npz writes 5 to 8 bits",
             )
     books = [lloyd_max(dim, width, law) for dim in dims for width in bits]
-    unit = Domain("unit", tuple(_row(book, *book.unit_tables) for book in books))
-    centered = Domain("centered", tuple(_row(book, *book.tables) for book in books))
+    unit = Tables("unit", tuple(_row(book, *book.unit_tables) for book in books))
+    centered = Tables("centered", tuple(_row(book, *book.tables) for book in books))
     lists = f"--dims {','.join(map(str, dims))} --bits {','.join(map(str, bits))}"
     return (
         _environment()
@@ -99,8 +99,8 @@ def codebook_header(dims: Sequence[int], bits: Sequence[int], law: Law = "beta")
             unit=unit,
             centered=centered,
             sha256=hashlib.sha256(unit.payload + centered.payload).hexdigest(),
-            max_boundaries=MAX_BOUNDARIES,
-            max_levels=MAX_LEVELS,
+            max_boundaries=HEADER_BOUNDARIES,
+            max_levels=HEADER_LEVELS,
             row_bytes=4 * ROW_WORDS,
         )
     )
@@ -115,9 +115,9 @@ def c_float(value: float) -> str:
     return (text if "." in text or "e" in text else text + ".0") + "f"
 
 
-def _row(book: Codebook, boundaries: NDArray[np.float32], centroids: NDArray[np.float32]) -> Row:
-    spare = MAX_LEVELS - len(centroids)
-    return Row(
+def _row(book: Codebook, boundaries: NDArray[np.float32], centroids: NDArray[np.float32]) -> TableRow:
+    spare = HEADER_LEVELS - len(centroids)
+    return TableRow(
         book.dim,
         book.bits,
         len(centroids),

@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tqtool.codec.codebook import Codebook, cells, expected_error, half_cells, lloyd_max, midpoints, quantiles, variance
+from tqtool.codec.codebook import Codebook, cells, half_cells, lloyd_max, midpoints, quantiles, table_error, variance
 from tqtool.codec.rotation import MAX_DIM, MIN_DIM
 from tqtool.codec.terms import LAWS, Law
+from tqtool.dtypes import Float64Array
 from tqtool.errors import UsageError
 from tqtool.foreign.tables import ForeignTable
 
-Array = NDArray[np.float64]
 Domain = Literal["centered", "unit", "unit-variance"]
 Cause = Literal[
     "none",
@@ -54,9 +53,9 @@ class Appraisal:
     domain: Domain
     law: Law
     dim: int | None  # None: unit variance and no vector length, so the Gaussian law
-    right: Array  # (2**bits,) the optimal levels, in the table's own domain
+    right: Float64Array  # (2**bits,) the optimal levels, in the table's own domain
     excess: float  # its expected squared error over the optimum's, less 1
-    deviation: Array  # (2**bits,) how far each level is from the optimum, in standard deviations
+    deviation: Float64Array  # (2**bits,) how far each level is from the optimum, in standard deviations
     cause: Cause
     sentence: str  # the cause in words
 
@@ -92,7 +91,7 @@ def appraise(table: ForeignTable, *, dim: int | None = None, law: Law | None = N
     cuts = None if table.boundaries is None else _centered(table.boundaries, domain, book.dim)
     optimum = book.dim * book.mse
     sigma = math.sqrt(variance(book.dim, law))
-    excess = expected_error(midpoints(levels) if cuts is None else np.sort(cuts), levels, book.dim, law) / optimum - 1
+    excess = table_error(midpoints(levels) if cuts is None else np.sort(cuts), levels, book.dim, law) / optimum - 1
     rounding = _unit(domain, book.dim) * (table.rounding + FLOAT32_STEP * np.maximum(np.abs(table.levels), 1e-30))
     cause, sentence = _cause(levels, cuts, rounding, book)
     deviation = (levels - book.centroids) / sigma
@@ -116,11 +115,11 @@ def _unit(domain: Domain, dim: int) -> float:
     return {"centered": 1.0, "unit": 2.0, "unit-variance": 1 / math.sqrt(dim)}[domain]
 
 
-def _centered(values: Array, domain: Domain, dim: int) -> Array:
+def _centered(values: Float64Array, domain: Domain, dim: int) -> Float64Array:
     return _unit(domain, dim) * (values - (0.5 if domain == "unit" else 0))
 
 
-def _restated(values: Array, domain: Domain, dim: int) -> Array:
+def _restated(values: Float64Array, domain: Domain, dim: int) -> Float64Array:
     return values / _unit(domain, dim) + (0.5 if domain == "unit" else 0)
 
 
@@ -138,13 +137,15 @@ def _guess(table: ForeignTable) -> str:
     return f"; these levels fit {NORMAL_DIM * ratio:.0f}" if 0.1 < ratio < 10 else ""
 
 
-def _cause(levels: Array, cuts: Array | None, rounding: Array, book: Codebook) -> tuple[Cause, str]:
+def _cause(
+    levels: Float64Array, cuts: Float64Array | None, rounding: Float64Array, book: Codebook
+) -> tuple[Cause, str]:
     """Name what made the levels differ from the book's; all centred."""
     dim, bits, law = book.dim, book.bits, book.law
     sigma = math.sqrt(variance(dim, law))
     off = np.abs(levels - book.centroids)
 
-    def agrees(made: Array) -> bool:
+    def agrees(made: Float64Array) -> bool:
         return bool(np.max(np.abs(levels - made) - rounding) <= AGREES * sigma)
 
     if np.all(off <= rounding + OPTIMAL * sigma):
@@ -189,12 +190,12 @@ def _cause(levels: Array, cuts: Array | None, rounding: Array, book: Codebook) -
     return "unknown", "no known mistake gives these levels"
 
 
-def _ratio(levels: Array, made: Array) -> float:
+def _ratio(levels: Float64Array, made: Float64Array) -> float:
     """The factor on `made` that fits the levels best; positive, since both ascend and `made` is odd."""
     return float(np.sum(levels * made) / np.sum(made**2))
 
 
-def _rescaled(levels: Array, book: Codebook, law: Law) -> Iterator[tuple[float, Array]]:
+def _rescaled(levels: Float64Array, book: Codebook, law: Law) -> Iterator[tuple[float, Float64Array]]:
     """Yield the table of the vector length that the levels fit best, and the book's own at their width."""
     own = fitted = lloyd_max(book.dim, book.bits, law)
     for _ in range(3):  # the shape depends on the length a little
@@ -217,7 +218,7 @@ def _known_ratio(ratio: float, dim: int) -> str:
     return f" ({name})" if name else f" (it fits d = {dim / ratio**2:.0f})"
 
 
-def _equal_mass(dim: int, bits: int, law: Law) -> Iterator[tuple[str, Array]]:
+def _equal_mass(dim: int, bits: int, law: Law) -> Iterator[tuple[str, Float64Array]]:
     """Yield the tables of cells of equal probability: their means, and their medians."""
     levels = 2**bits
     means = half_cells(quantiles(0.5 + np.arange(1, levels // 2) / levels, dim, law), dim, law)[1]
@@ -226,7 +227,7 @@ def _equal_mass(dim: int, bits: int, law: Law) -> Iterator[tuple[str, Array]]:
         yield name, np.append(-upper[::-1], upper)
 
 
-def _lloyd_round(levels: Array, dim: int, bits: int, law: Law) -> str | None:
+def _lloyd_round(levels: Float64Array, dim: int, bits: int, law: Law) -> str | None:
     """Say which round of Lloyd's algorithm, from which of the usual starts, gives the levels, if one does."""
     half = 2 ** (bits - 1)
     sigma = math.sqrt(variance(dim, law))
@@ -251,7 +252,7 @@ def _lloyd_round(levels: Array, dim: int, bits: int, law: Law) -> str | None:
     return sentence
 
 
-def _starts(half: int, dim: int, bits: int, law: Law) -> Iterator[tuple[str, Array]]:
+def _starts(half: int, dim: int, bits: int, law: Law) -> Iterator[tuple[str, Float64Array]]:
     """Yield the usual first levels of Lloyd's algorithm, the upper half."""
     for name, made in _equal_mass(dim, bits, law):
         yield f"{name} of cells of equal probability", made[half:]

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tqtool.codec.rotation import MAX_DIM
 from tqtool.codec.terms import LAWS, MAX_BITS, Law
+from tqtool.dtypes import Float64Array
 from tqtool.dumps import npy, npz
 from tqtool.dumps.datafiles import DataFile, float_arrays, open_file
 from tqtool.dumps.inputs import open_input
@@ -22,8 +22,6 @@ from tqtool.dumps.safetensors import is_header
 from tqtool.errors import InputError
 from tqtool.files import FilePath
 from tqtool.foreign.listings import NumberList, as_dim, literal, number_lists
-
-Array = NDArray[np.float64]
 
 MAX_TEXT = 4 << 20  # bytes; 700 tables in C take less than 1 MiB, and a dump taken for one should fail at once
 MAX_LEVELS = 2**MAX_BITS
@@ -40,9 +38,9 @@ class ForeignTable:
     """Levels as somebody wrote them, ascending, with what the file says about them."""
 
     name: str
-    levels: Array  # (2**bits,)
-    boundaries: Array | None  # (2**bits - 1,), None where the file has none: then midpoints
-    rounding: Array  # (2**bits,) half a unit of each level's last printed digit; 0 for binary files
+    levels: Float64Array  # (2**bits,)
+    boundaries: Float64Array | None  # (2**bits - 1,), None where the file has none: then midpoints
+    rounding: Float64Array  # (2**bits,) half a unit of each level's last printed digit; 0 for binary files
     dim: int | None
     law: Law | None
 
@@ -98,8 +96,8 @@ def _array_tables(file: DataFile) -> list[ForeignTable]:
 
 def _tables(lists: Sequence[NumberList], law: Law | None) -> list[ForeignTable]:
     """Make tables of the lists that can be levels, each with the boundaries nearest to it that fit."""
-    levels: list[tuple[int, NumberList, Array, Array]] = []
-    boundaries: list[tuple[int, NumberList, Array]] = []
+    levels: list[tuple[int, NumberList, Float64Array, Float64Array]] = []
+    boundaries: list[tuple[int, NumberList, Float64Array]] = []
     for place, found in enumerate(lists):
         values, rounding = _ascending(found.texts)
         count = len(values)
@@ -138,7 +136,7 @@ def _is_power(count: int) -> bool:
     return count > 0 and count & (count - 1) == 0
 
 
-def _ascending(texts: Sequence[str]) -> tuple[Array, Array]:
+def _ascending(texts: Sequence[str]) -> tuple[Float64Array, Float64Array]:
     """Return the numbers of a list and their rounding, ascending, without the padding of a fixed-size struct."""
     pairs = [literal(text) for text in texts]
     while pairs and not abs(pairs[-1][0]) < PADDING:
@@ -151,7 +149,7 @@ def _ascending(texts: Sequence[str]) -> tuple[Array, Array]:
     return (values[::-1], rounding[::-1]) if descends else (values, rounding)
 
 
-def _interleave(levels: Array, cuts: Array) -> bool:
+def _interleave(levels: Float64Array, cuts: Float64Array) -> bool:
     return bool(np.all((levels[:-1] < cuts) & (cuts < levels[1:])))
 
 

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tqtool.dtypes import Float64Array
 from tqtool.report.model import METRICS, Summary
-
-Array = NDArray[np.float64]
 
 TAIL_QUERIES = 500  # fewer pooled queries leave nothing of a 1 % tail
 MIN_CLUSTERS = 8  # fewer heads cannot be resampled
@@ -24,7 +22,7 @@ class Clusters:
 
     layers: tuple[int, ...]  # of each cluster
     heads: tuple[int, ...]
-    draws: Array  # (draws, clusters) how often each cluster was drawn
+    draws: Float64Array  # (draws, clusters) how often each cluster was drawn
 
     @property
     def names(self) -> list[str]:
@@ -45,7 +43,7 @@ def clusters(layers: Sequence[int], heads: Sequence[int], draws: int) -> Cluster
     return Clusters(tuple(layers), tuple(heads), drawn)
 
 
-def head_means(metric: str, values: Sequence[Array]) -> Array:
+def head_means(metric: str, values: Sequence[Float64Array]) -> Float64Array:
     """Return the mean of each head over its queries, NaN where there are none (or too few decisive ones)."""
     least = MIN_DECISIVE if metric == "top1_decisive" else 1
     means = np.full(len(values), np.nan)
@@ -56,7 +54,7 @@ def head_means(metric: str, values: Sequence[Array]) -> Array:
     return means
 
 
-def summarize(metric: str, seeds: Sequence[Sequence[Array]], where: Clusters) -> Summary:
+def summarize(metric: str, seeds: Sequence[Sequence[Float64Array]], where: Clusters) -> Summary:
     """Return the summary of one metric; `seeds` holds, for each rotation seed, the per-query values of each head."""
     found = [_summarize_seed(metric, heads, where) for heads in seeds]
     lower = METRICS[metric].better != "higher"
@@ -85,7 +83,7 @@ def summarize(metric: str, seeds: Sequence[Sequence[Array]], where: Clusters) ->
     )
 
 
-def _summarize_seed(metric: str, heads: Sequence[Array], where: Clusters) -> Summary:
+def _summarize_seed(metric: str, heads: Sequence[Float64Array], where: Clusters) -> Summary:
     means = head_means(metric, heads)
     pooled = np.concatenate(heads)
     pooled = pooled[~np.isnan(pooled)]
@@ -121,7 +119,7 @@ def _summarize_seed(metric: str, heads: Sequence[Array], where: Clusters) -> Sum
     )
 
 
-def _interval(means: Array, heads: Sequence[Array], where: Clusters) -> tuple[float, float, str]:
+def _interval(means: Float64Array, heads: Sequence[Float64Array], where: Clusters) -> tuple[float, float, str]:
     """95 % interval of the macro mean: cluster bootstrap, or from the queries' spread under 8 clusters."""
     known = ~np.isnan(means)
     if known.sum() >= MIN_CLUSTERS:

@@ -16,7 +16,7 @@ NAN = float("nan")
 METRIC_VERSION = 1  # raised when a formula changes and figures stop being comparable
 
 Better = Literal["higher", "lower", "neither"]
-Side = Literal["K", "V", "both", "context"]
+MetricSide = Literal["K", "V", "both", "context"]
 Status = Literal["pass", "fail", "unverified", "error"]
 Level = Literal["strict", "balanced", "lenient", "none"]
 
@@ -29,10 +29,10 @@ class Metric:
     title: str
     unit: str
     better: Better
-    side: Side
+    side: MetricSide
 
 
-_SIDES: tuple[tuple[str, str, Side], ...] = (
+_SIDES: tuple[tuple[str, str, MetricSide], ...] = (
     ("", "", "both"),
     ("_konly", ", values exact", "K"),
     ("_vonly", ", keys exact", "V"),

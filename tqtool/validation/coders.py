@@ -8,19 +8,18 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tqtool.codec.codebook import lloyd_max
 from tqtool.codec.codec import decode, encode, expected_error
 from tqtool.codec.sizes import KVConfig, vector_bytes
 from tqtool.codec.spec import CodecSpec
 from tqtool.codec.terms import FLOAT16_BYTES, FLOAT32_BYTES, UNTOUCHED, Law, Meta, ScaleRule, packed_bytes
+from tqtool.dtypes import Float32Array
 from tqtool.report.params import Params
 from tqtool.validation.dataset import Dataset
-from tqtool.validation.engines import BASELINES, Baseline, Format
+from tqtool.validation.engines import BASELINES, Baseline, VectorFormat
 from tqtool.validation.measure import Coder, Pair
 
-Array32 = NDArray[np.float32]
 Side = Literal["k", "v"]
 
 CONTROL = KVConfig(UNTOUCHED, UNTOUCHED)
@@ -67,7 +66,7 @@ def turboquant_coder(bits: int, plan: SidePlan) -> Coder:
     )
 
 
-def restore(x: Array32, layer: int, seed: int, *, bits: int, plan: SidePlan) -> Array32:
+def restore(x: Float32Array, layer: int, seed: int, *, bits: int, plan: SidePlan) -> Float32Array:
     """Return what decoding gives for the keys or values of a head, (tokens, dim)."""
     if bits == UNTOUCHED or layer in plan.protected or plan.split(len(x))[0] == 0:
         return x.copy()
@@ -78,7 +77,7 @@ def restore(x: Array32, layer: int, seed: int, *, bits: int, plan: SidePlan) -> 
     return np.concatenate([x[: plan.sink_tokens], restored])
 
 
-def expected_energy(x: Array32, layer: int, *, bits: int, plan: SidePlan) -> float:
+def expected_energy(x: Float32Array, layer: int, *, bits: int, plan: SidePlan) -> float:
     """Return the summed squared error that theory expects of `restore`, mean over rotations."""
     if layer in plan.protected:
         return 0.0
@@ -87,7 +86,7 @@ def expected_energy(x: Array32, layer: int, *, bits: int, plan: SidePlan) -> flo
     return energy * expected_error(CodecSpec(x.shape[1], bits, plan.law, plan.rule, plan.meta))
 
 
-def _coded(x: Array32, plan: SidePlan) -> tuple[Array32, Array32]:
+def _coded(x: Float32Array, plan: SidePlan) -> tuple[Float32Array, Float32Array]:
     """Return the tokens that become codes and what is taken off them first, (dim,)."""
     coded = x[plan.sink_tokens :]
     mean = coded.mean(axis=0, dtype=np.float64) if plan.center and len(coded) else np.zeros(x.shape[1])
@@ -169,12 +168,14 @@ def baselines_for(data: Dataset, params: Params) -> list[Baseline]:
     return [known[name] for name in params.baselines if known[name].dims(data.dim) is None]
 
 
-def baseline_coder(form: Format) -> Coder:
+def baseline_coder(form: VectorFormat) -> Coder:
     """Return an engine's format as a coder; no rotation seed plays a part in it."""
     return Coder(form.name, partial(_restore_format, form.restore))
 
 
-def _restore_format(function: Callable[[Array32], Array32], x: Array32, layer: int, seed: int) -> Array32:
+def _restore_format(
+    function: Callable[[Float32Array], Float32Array], x: Float32Array, layer: int, seed: int
+) -> Float32Array:
     return function(x)
 
 

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 from tqtool import health
 from tqtool.codec import codec
+from tqtool.dtypes import Float32Array
 from tqtool.dumps.arrays import ArraySource
 from tqtool.dumps.dump import Dump
 from tqtool.dumps.inputs import Input
 from tqtool.errors import InputError
 from tqtool.validation.synthetic import SyntheticSet
 
-Array = NDArray[np.float32]
 Arrays = tuple[
-    Array | None, Array, Array
+    Float32Array | None, Float32Array, Float32Array
 ]  # of a KV head: q (query heads of its group, n, dim) or None; k, v (tokens, dim)
 
 
@@ -65,10 +65,10 @@ class Head:
 
     layer: int
     head: int
-    q: Array  # (queries, dim), position by position, the query heads of the group side by side
+    q: Float32Array  # (queries, dim), position by position, the query heads of the group side by side
     positions: NDArray[np.intp]  # (queries,) where each query sits among the keys, ascending
-    k: Array  # (tokens, dim)
-    v: Array
+    k: Float32Array  # (tokens, dim)
+    v: Float32Array
 
 
 def from_arrays(
@@ -163,7 +163,7 @@ def head_of(data: Dataset, index: int, head: int, max_queries: int | None = None
     return Head(data.layers[index], head, rows, np.repeat(positions[chosen], len(q)), k, v)
 
 
-def _not_finite(data: Dataset, index: int, head: int, name: str, x: Array) -> InputError:
+def _not_finite(data: Dataset, index: int, head: int, name: str, x: Float32Array) -> InputError:
     found = data.blame(index, name) if data.blame else codec.refusal(x)
     place = "" if data.blame else f"{data.name}: {name} of layer {data.layers[index]}, head {head}: "
     repair = "a query, key or value that is not finite has no attention; repair the capture"
@@ -179,7 +179,7 @@ def evenly(count: int, limit: int | None) -> NDArray[np.intp]:
 
 
 @health.quiet
-def _float32(x: NDArray[Any]) -> Array:
+def _float32(x: NDArray[Any]) -> Float32Array:
     return np.ascontiguousarray(x, np.float32)
 
 
@@ -229,7 +229,7 @@ def from_dump(
     )
 
 
-def _some_heads(source: ArraySource, start: int, count: int) -> Array:
+def _some_heads(source: ArraySource, start: int, count: int) -> Float32Array:
     """Read heads start … start + count - 1 of ([batch,] [heads,] tokens, dim) as (count, tokens, dim).
 
     The sequences of a batch count as more heads; a group of query heads never spans two of them.

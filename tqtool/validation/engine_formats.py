@@ -15,13 +15,11 @@ import math
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
 from tqtool.codec.codebook import rounded
 from tqtool.codec.rotation import hadamard, signs
 from tqtool.codec.terms import FLOAT16_BYTES, packed_bytes
-
-Array32 = NDArray[np.float32]
+from tqtool.dtypes import Float32Array
 
 GGML_BLOCK = 32  # channels that share a scale
 GGML_ROTATION = 64  # head dims that are multiples of this are rotated before they are quantized
@@ -32,28 +30,28 @@ TURBO3_LEVELS = (0.021460, 0.065717, 0.117832, 0.190685)  # the positive half as
 E4M3_MAX = 448.0
 
 
-def float16(x: Array32) -> Array32:
+def float16(x: Float32Array) -> Float32Array:
     """Round through float16, as stored; too large becomes infinite, as in the engines."""
     with np.errstate(over="ignore"):
         return x.astype(np.float16).astype(np.float32)
 
 
-def _round_half_away(x: Array32) -> Array32:
+def _round_half_away(x: Float32Array) -> Float32Array:
     wide = x.astype(np.float64)  # adding 0.5 in float32 would round up the number just below 0.5
     return np.asarray(np.trunc(wide + np.copysign(0.5, wide)), np.float32)
 
 
-def _blocks(x: Array32, size: int) -> Array32:
+def _blocks(x: Float32Array, size: int) -> Float32Array:
     return x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
 
 
-def _reciprocal(x: Array32) -> Array32:
+def _reciprocal(x: Float32Array) -> Float32Array:
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.float32(1) / x
     return np.where(np.isfinite(inverse), inverse, np.float32(0))  # such a scale is stored as 0 anyway
 
 
-def _hadamard(x: Array32, size: int) -> Array32:
+def _hadamard(x: Float32Array, size: int) -> Float32Array:
     """Multiply runs of `size` channels by the orthonormal Sylvester matrix, which is its own inverse."""
     columns = np.ascontiguousarray(x.reshape(-1, size).T, np.float32)
     hadamard(columns)
@@ -61,7 +59,7 @@ def _hadamard(x: Array32, size: int) -> Array32:
     return np.ascontiguousarray(columns.T).reshape(x.shape)
 
 
-def _nearest(values: Array32, levels: Array32) -> Array32:
+def _nearest(values: Float32Array, levels: Float32Array) -> Float32Array:
     """The level of each value: as many thresholds, half way between levels, as are <= it."""
     thresholds = (levels[:-1] + levels[1:]) / 2
     return np.asarray(levels[np.searchsorted(thresholds, values, side="right")])
@@ -70,7 +68,7 @@ def _nearest(values: Array32, levels: Array32) -> Array32:
 # llama.cpp
 
 
-def q8_0(x: Array32) -> Array32:
+def q8_0(x: Float32Array) -> Float32Array:
     """32 channels share a scale that maps the largest magnitude to 127."""
     blocks = _blocks(x, GGML_BLOCK)
     scale = np.max(np.abs(blocks), axis=-1, keepdims=True) / np.float32(127)
@@ -78,7 +76,7 @@ def q8_0(x: Array32) -> Array32:
     return np.reshape(restored, x.shape)
 
 
-def q4_0(x: Array32) -> Array32:
+def q4_0(x: Float32Array) -> Float32Array:
     """32 channels share a signed scale that maps the value of largest magnitude to code 0 of 16."""
     blocks = _blocks(x, GGML_BLOCK)
     largest = np.argmax(np.abs(blocks), axis=-1, keepdims=True)  # the first, if several are as large
@@ -87,7 +85,7 @@ def q4_0(x: Array32) -> Array32:
     return np.reshape((codes - 8) * float16(scale), x.shape)
 
 
-def rotated_q4_0(x: Array32, *, widest: int | None) -> Array32:
+def rotated_q4_0(x: Float32Array, *, widest: int | None) -> Float32Array:
     """q4_0 between Hadamard transforms over runs of the largest power of two, at most `widest`."""
     dim = x.shape[-1]
     size = min(dim & -dim, widest or dim)  # the largest power of two that divides dim
@@ -102,7 +100,7 @@ def ggml_bytes(dim: int, *, block: int) -> int:
 # fp8
 
 
-def e4m3(x: Array32) -> Array32:
+def e4m3(x: Float32Array) -> Float32Array:
     """The nearest 8-bit float of 4 exponent and 3 mantissa bits, at scale 1; ties to even, saturating."""
     saturated = np.clip(x, -E4M3_MAX, E4M3_MAX)  # the type has no infinity, only a NaN
     return saturated.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
@@ -112,7 +110,7 @@ def e4m3(x: Array32) -> Array32:
 
 
 @functools.cache
-def vllm_levels(bits: int) -> Array32:
+def vllm_levels(bits: int) -> Float32Array:
     """vLLM's own levels for N(0, 1), (2**bits,): its Lloyd iteration, with its start, stop and trapezoids."""
     levels = np.linspace(-3.5, 3.5, 2**bits)
     trapezoids = np.ones((201, 1))
@@ -128,7 +126,7 @@ def vllm_levels(bits: int) -> Array32:
     return rounded(levels)
 
 
-def vllm_key(x: Array32, *, bits: int) -> Array32:
+def vllm_key(x: Float32Array, *, bits: int) -> Float32Array:
     """turboquant_*_nc: unit norm, Hadamard without signs, Gaussian levels, norm correction when decoding."""
     dim = x.shape[-1]
     levels = vllm_levels(bits) / np.float32(math.sqrt(dim))
@@ -143,7 +141,7 @@ def vllm_key_bytes(dim: int, *, bits: int) -> int:
     return packed_bytes(dim, bits) + FLOAT16_BYTES
 
 
-def vllm_value(x: Array32, *, bits: int) -> Array32:
+def vllm_value(x: Float32Array, *, bits: int) -> Float32Array:
     """2**bits even steps between a vector's minimum and maximum, without rotation."""
     low = np.min(x, axis=-1, keepdims=True)
     top = np.float32(2**bits - 1)
@@ -160,7 +158,7 @@ def vllm_value_bytes(dim: int, *, bits: int) -> int:
 # KIVI
 
 
-def _affine2(groups: Array32) -> Array32:
+def _affine2(groups: Float32Array) -> Float32Array:
     """Two bits between the minimum and maximum of groups along the last axis, both stored as float16."""
     low = float16(np.min(groups, axis=-1, keepdims=True))
     scale = float16((np.max(groups, axis=-1, keepdims=True) - low) / np.float32(3))
@@ -168,7 +166,7 @@ def _affine2(groups: Array32) -> Array32:
     return np.asarray(codes * scale + low)
 
 
-def kivi_key(x: Array32) -> Array32:
+def kivi_key(x: Float32Array) -> Float32Array:
     """Two bits a channel over groups of 32 tokens; the tokens beyond a multiple of 128 in float16."""
     exact = kivi_key_window(x.shape[-2])
     coded = x[..., : x.shape[-2] - exact, :]
@@ -182,7 +180,7 @@ def kivi_key_window(tokens: int) -> int:
     return tokens % KIVI_WINDOW
 
 
-def kivi_value(x: Array32) -> Array32:
+def kivi_value(x: Float32Array) -> Float32Array:
     """Two bits a token over groups of 32 channels; the newest 128 tokens in float16."""
     coded = x.shape[-2] - kivi_value_window(x.shape[-2])
     restored = _affine2(_blocks(x[..., :coded, :], KIVI_GROUP)).reshape(*x.shape[:-2], coded, x.shape[-1])
@@ -202,7 +200,7 @@ def kivi_bytes(dim: int) -> int:
 # turbo3
 
 
-def turbo3(x: Array32) -> Array32:
+def turbo3(x: Float32Array) -> Float32Array:
     """Blocks of 128 channels, padded: unit norm, signs, Hadamard, signs, three bits, norm corrected when encoding."""
     dim = x.shape[-1]
     padding = -dim % TURBO_BLOCK

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tqtool.codec.terms import FLOAT16_BYTES
+from tqtool.dtypes import Float32Array
 from tqtool.errors import UsageError
 from tqtool.validation.engine_formats import (
     GGML_BLOCK,
@@ -38,8 +36,6 @@ from tqtool.validation.engine_formats import (
     vllm_value_bytes,
 )
 
-Array32 = NDArray[np.float32]
-
 VLLM_SKIPPED = 4  # layers of a dense model in the native type: two at each end
 
 
@@ -48,11 +44,11 @@ def _no_window(tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class VectorFormat:
     """How an engine stores keys, or values."""
 
     name: str
-    restore: Callable[[Array32], Array32]  # (..., tokens, dim) -> what decoding gives, tokens in order
+    restore: Callable[[Float32Array], Float32Array]  # (..., tokens, dim) -> what decoding gives, tokens in order
     vector_bytes: Callable[[int], int]  # dim -> stored bytes of a vector, metadata included
     window: Callable[[int], int] = _no_window  # cached tokens -> how many of the newest stay in float16
 
@@ -72,8 +68,8 @@ class Baseline:
 
     name: str
     engine: str
-    key: Format
-    value: Format
+    key: VectorFormat
+    value: VectorFormat
     dims: Callable[[int], str | None] = field(default=lambda dim: None)  # why a vector length is not possible
     skipped: int = 0  # layers that stay in float16, at most half of them
     note: str = ""  # what the reader of its row must know
@@ -107,20 +103,20 @@ def _power_of_two(dim: int) -> str | None:
     return "needs a power of two" if dim & (dim - 1) else None
 
 
-def _vllm(name: str, key: Format, bits: int, dims: Callable[[int], str | None]) -> Baseline:
-    value = Format(f"uniform{bits}", partial(vllm_value, bits=bits), partial(vllm_value_bytes, bits=bits))
+def _vllm(name: str, key: VectorFormat, bits: int, dims: Callable[[int], str | None]) -> Baseline:
+    value = VectorFormat(f"uniform{bits}", partial(vllm_value, bits=bits), partial(vllm_value_bytes, bits=bits))
     return Baseline(name, "vLLM", key, value, dims, VLLM_SKIPPED)
 
 
-_FP16 = Format("fp16", float16, lambda dim: FLOAT16_BYTES * dim)
-_FP8 = Format("fp8_e4m3", e4m3, lambda dim: dim)
-_Q8_0 = Format("q8_0", q8_0, partial(ggml_bytes, block=34))
-_Q4_0 = Format("q4_0", q4_0, partial(ggml_bytes, block=18))
-_Q4_0_KEY = Format("q4_0+H", partial(rotated_q4_0, widest=None), partial(ggml_bytes, block=18))
-_Q4_0_VALUE = Format("q4_0+H64", partial(rotated_q4_0, widest=GGML_ROTATION), partial(ggml_bytes, block=18))
-_NC4 = Format("nc4", partial(vllm_key, bits=4), partial(vllm_key_bytes, bits=4))
-_NC3 = Format("nc3", partial(vllm_key, bits=3), partial(vllm_key_bytes, bits=3))
-_TURBO3 = Format("turbo3", turbo3, turbo3_bytes)
+_FP16 = VectorFormat("fp16", float16, lambda dim: FLOAT16_BYTES * dim)
+_FP8 = VectorFormat("fp8_e4m3", e4m3, lambda dim: dim)
+_Q8_0 = VectorFormat("q8_0", q8_0, partial(ggml_bytes, block=34))
+_Q4_0 = VectorFormat("q4_0", q4_0, partial(ggml_bytes, block=18))
+_Q4_0_KEY = VectorFormat("q4_0+H", partial(rotated_q4_0, widest=None), partial(ggml_bytes, block=18))
+_Q4_0_VALUE = VectorFormat("q4_0+H64", partial(rotated_q4_0, widest=GGML_ROTATION), partial(ggml_bytes, block=18))
+_NC4 = VectorFormat("nc4", partial(vllm_key, bits=4), partial(vllm_key_bytes, bits=4))
+_NC3 = VectorFormat("nc3", partial(vllm_key, bits=3), partial(vllm_key_bytes, bits=3))
+_TURBO3 = VectorFormat("turbo3", turbo3, turbo3_bytes)
 
 BASELINES = (
     Baseline("fp16", "any", _FP16, _FP16),
@@ -142,8 +138,8 @@ BASELINES = (
     Baseline(
         "kivi-2",
         "KIVI",
-        Format("kivi-2", kivi_key, kivi_bytes, kivi_key_window),
-        Format("kivi-2", kivi_value, kivi_bytes, kivi_value_window),
+        VectorFormat("kivi-2", kivi_key, kivi_bytes, kivi_key_window),
+        VectorFormat("kivi-2", kivi_value, kivi_bytes, kivi_value_window),
         _multiple(KIVI_GROUP),
         note="groups of 32; the newest 128 values and up to 127 keys in float16",
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tqtool.codec.codebook import lloyd_max
 from tqtool.codec.sizes import vector_bytes
@@ -18,10 +17,8 @@ from tqtool.report.params import Params
 from tqtool.validation.engines import BASELINES
 from tqtool.validation.measure import Pair
 from tqtool.validation.metrics import mean
-from tqtool.validation.recommend import Choice, LayerCurve, recommend
+from tqtool.validation.recommend import LayerCurve, Width, recommend
 from tqtool.validation.rows import Measured, overflowed
-
-Array = NDArray[np.float64]
 
 SMALL_KL = 0.5  # nats; beyond it the second order says nothing
 KL_GAP = 0.3
@@ -151,10 +148,10 @@ def _layer_curve(measured: Measured, params: Params, layer: int) -> LayerCurve:
     dims = [int(r.facts["dim"]) for r in measured.seeds[0] if r.layer == layer]
     widths = () if layer in params.protect_layers else params.recommend_widths
 
-    def choice(bits: int, metric: str, pair: Pair) -> Choice:
+    def choice(bits: int, metric: str, pair: Pair) -> Width:
         error = mean(np.array([mean(r.queries[pair][metric]) for r in results]))
         stored = sum(vector_bytes(dim, bits, params.meta) for dim in dims)
-        return Choice(bits, stored, error)
+        return Width(bits, stored, error)
 
     return LayerCurve(
         layer,

@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool.attention.plain import sees
+from tqtool.dtypes import Float32Array, Float64Array
 from tqtool.health import examine
 from tqtool.validation import metrics
 from tqtool.validation.dataset import Head
 
-Array = NDArray[np.float64]
-Array32 = NDArray[np.float32]
 Pair = tuple[str, str]  # names of a key and a value coder; "" = exact
 
 BLOCK_SCORES = 1 << 17  # of one block: 1 MiB, so that the passes over it stay in the cache
@@ -31,8 +30,8 @@ class Coder:
     """One way to store the keys or the values of a head."""
 
     name: str  # "4" for 4 bits, "q8_0" …
-    restore: Callable[[Array32, int, int], Array32]  # (tokens, dim), layer, seed -> what decoding gives
-    expected: Callable[[Array32, int], float] | None = None  # (x, layer) -> summed squared error in theory
+    restore: Callable[[Float32Array, int, int], Float32Array]  # (tokens, dim), layer, seed -> what decoding gives
+    expected: Callable[[Float32Array, int], float] | None = None  # (x, layer) -> summed squared error in theory
     distortion: Callable[[int], float] | None = None  # D_b by dim, for the predictions
 
 
@@ -58,7 +57,7 @@ class HeadResult:
     layer: int
     head: int
     positions: NDArray[np.intp]
-    queries: Mapping[Pair, Mapping[str, Array]]  # per query; ("", "") holds what needs no configuration
+    queries: Mapping[Pair, Mapping[str, Float64Array]]  # per query; ("", "") holds what needs no configuration
     storage: Mapping[Pair, Mapping[str, float]]  # per head: ("4", "") for a key coder, ("", "2") for a value coder
     facts: Mapping[str, float]  # of the data alone: sizes, key offset, zero vectors
     overflow: frozenset[str]  # coders that gave back what is not finite; their numbers mean nothing
@@ -68,12 +67,12 @@ class HeadResult:
 class _Stored:
     """The keys and values of a head in float64, exact and as each coder gives them back."""
 
-    k: Array  # (tokens, dim)
-    v: Array
-    mean_k: Array  # (dim,)
-    mean_v: Array
-    keys: Mapping[str, Array]
-    values: Mapping[str, Array]
+    k: Float64Array  # (tokens, dim)
+    v: Float64Array
+    mean_k: Float64Array  # (dim,)
+    mean_v: Float64Array
+    keys: Mapping[str, Float64Array]
+    values: Mapping[str, Float64Array]
 
 
 def measure_head(unit: Head, seed: int, *, plan: Plan) -> HeadResult:
@@ -102,8 +101,8 @@ def measure_head(unit: Head, seed: int, *, plan: Plan) -> HeadResult:
 
 
 def _restored(
-    coders: Mapping[str, Coder], x: Array32, layer: int, seed: int
-) -> tuple[dict[str, Array], frozenset[str]]:
+    coders: Mapping[str, Coder], x: Float32Array, layer: int, seed: int
+) -> tuple[dict[str, Float64Array], frozenset[str]]:
     """What each coder gives back, and the names of those that overflow: for them the exact values stand in."""
     with np.errstate(over="ignore", invalid="ignore"):  # other engines' float16 scales; ours refuse such vectors
         found = {name: coder.restore(x, layer, seed).astype(np.float64) for name, coder in coders.items()}
@@ -117,8 +116,8 @@ def _blocks(queries: int, keys: int) -> list[tuple[int, int]]:
 
 
 def _measure_block(
-    queries: Array32, positions: NDArray[np.intp], stored: _Stored, plan: Plan
-) -> dict[Pair, dict[str, Array]]:
+    queries: Float32Array, positions: NDArray[np.intp], stored: _Stored, plan: Plan
+) -> dict[Pair, dict[str, Float64Array]]:
     last = int(positions[-1]) + 1 if plan.causal else len(stored.k)  # keys beyond are seen by no query of the block
     q, k, v = queries.astype(np.float64), stored.k[:last], stored.v[:last]
     places = np.arange(last)
@@ -135,7 +134,7 @@ def _measure_block(
     top = metrics.top_keys(exact, count)
     rest = metrics.without_first(top, plan.nosink_tokens, metrics.TOP)
     centred_keys = k - stored.mean_k if plan.key_mean_removed else k
-    found: dict[Pair, dict[str, Array]] = {
+    found: dict[Pair, dict[str, Float64Array]] = {
         ("", ""): {
             "n_eff": metrics.n_eff(exact),
             "sink_share": metrics.sink_share(exact, plan.nosink_tokens),
@@ -144,7 +143,7 @@ def _measure_block(
         }
     }
 
-    def compare(other: Array, side: str) -> dict[str, Array]:
+    def compare(other: Float64Array, side: str) -> dict[str, Float64Array]:
         moved, moved_other = output - stored.mean_v, other - stored.mean_v
         return {
             f"cos{side}": metrics.cosine(output, other),
@@ -153,8 +152,8 @@ def _measure_block(
             f"rel_err_centered{side}": metrics.rel_err(moved, moved_other),
         }
 
-    def read_out(weights: Array, restored: Array) -> Array:
-        mixed: Array = weights @ restored
+    def read_out(weights: Float64Array, restored: Float64Array) -> Float64Array:
+        mixed: Float64Array = weights @ restored
         if recent is not None:  # what the newest tokens lost in the product above is given back
             since = max(0, int(positions[0]) - plan.residual_window + 1)
             mixed += np.where(recent[:, since:], weights[:, since:], 0.0) @ (v[since:] - restored[since:])
@@ -186,7 +185,7 @@ def _measure_block(
     return found
 
 
-def _storage(side: str, exact: Array, restored: Array, expected: float) -> dict[str, float]:
+def _storage(side: str, exact: Float64Array, restored: Float64Array, expected: float) -> dict[str, float]:
     error, energy = float(np.sum((restored - exact) ** 2)), float(np.sum(exact * exact))
     return {
         f"{side}_rel_mse": error / energy if energy > 0 else np.nan,

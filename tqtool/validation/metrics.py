@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool.attention.plain import exponentials
+from tqtool.dtypes import Float64Array
 
-Array = NDArray[np.float64]
 Index = NDArray[np.intp]
 
 TOP = 8  # of mass_8
@@ -27,11 +27,11 @@ DECISIVE = 2.0  # the best weight is at least so many times the second
 class Weights:
     """Attention weights p and their logarithms, (queries, keys)."""
 
-    p: Array
-    log_p: Array
+    p: Float64Array
+    log_p: Float64Array
 
 
-def attention_weights(scores: Array, seen: NDArray[np.bool_] | None = None) -> Weights:
+def attention_weights(scores: Float64Array, seen: NDArray[np.bool_] | None = None) -> Weights:
     """Return the softmax over the seen keys (None: all); overwrites `scores`. Each query must see a key."""
     if seen is not None:
         np.copyto(scores, -np.inf, where=~seen)
@@ -44,17 +44,17 @@ def attention_weights(scores: Array, seen: NDArray[np.bool_] | None = None) -> W
     return Weights(p, scores)
 
 
-def log_ratio(exact: Weights, other: Weights) -> Array:
+def log_ratio(exact: Weights, other: Weights) -> Float64Array:
     """ln(p / p'), which is the score error with a constant per query taken away, and its sign turned."""
     return exact.log_p - other.log_p
 
 
-def kl(exact: Weights, ratio: Array) -> Array:
+def kl(exact: Weights, ratio: Float64Array) -> Float64Array:
     """sum_j p ln(p / p'), nats, the exact weights first."""
     return row_products(exact.p, ratio)
 
 
-def kl_without(exact: Weights, other: Weights, ratio: Array, first: int) -> Array:
+def kl_without(exact: Weights, other: Weights, ratio: Float64Array, first: int) -> Float64Array:
     """KL of the weights renormalised over all keys but the first `first`, nats; NaN where nothing is left."""
     rest, other_rest = exact.p[:, first:].sum(axis=1), other.p[:, first:].sum(axis=1)
     inner = row_products(exact.p[:, first:], ratio[:, first:])
@@ -62,7 +62,7 @@ def kl_without(exact: Weights, other: Weights, ratio: Array, first: int) -> Arra
         return np.where((rest > 0) & (other_rest > 0), inner / rest - np.log(rest / other_rest), np.nan)
 
 
-def sigma_a(exact: Weights, ratio: Array) -> Array:
+def sigma_a(exact: Weights, ratio: Float64Array) -> Float64Array:
     """Standard deviation of the score error under the exact weights, nats.
 
     The constant that tells the log ratio from the score error drops out, as it does in softmax.
@@ -72,14 +72,14 @@ def sigma_a(exact: Weights, ratio: Array) -> Array:
     return np.sqrt(row_products(exact.p, centred))
 
 
-def tv(exact: Weights, other: Weights) -> Array:
+def tv(exact: Weights, other: Weights) -> Float64Array:
     """Half the summed absolute difference: the share of attention moved."""
     moved = exact.p - other.p
-    share: Array = 0.5 * np.abs(moved, out=moved).sum(axis=1)
+    share: Float64Array = 0.5 * np.abs(moved, out=moved).sum(axis=1)
     return share
 
 
-def n_eff(exact: Weights) -> Array:
+def n_eff(exact: Weights) -> Float64Array:
     """exp of the entropy: how many keys a query effectively reads."""
     return np.exp(-row_products(exact.p, exact.log_p))
 
@@ -99,7 +99,7 @@ def without_first(top: Index, first: int, count: int) -> Index:
     return np.take_along_axis(top, order, axis=1)
 
 
-def top1_decisive(exact: Weights, top: Index, other_top: Index) -> Array:
+def top1_decisive(exact: Weights, top: Index, other_top: Index) -> Float64Array:
     """1 where both have the same best key, 0 where not, NaN where p(1) < 2 p(2) or fewer than 2 keys are seen."""
     if top.shape[1] < 2:
         return np.full(len(top), np.nan)
@@ -108,25 +108,25 @@ def top1_decisive(exact: Weights, top: Index, other_top: Index) -> Array:
     return np.where(decisive, (top[:, 0] == other_top[:, 0]).astype(np.float64), np.nan)
 
 
-def mass_8(exact: Weights, top: Index, other_top: Index, keys_seen: Index) -> Array:
+def mass_8(exact: Weights, top: Index, other_top: Index, keys_seen: Index) -> Float64Array:
     """Exact mass of the other's top 8 over that of the exact top 8; NaN where fewer than 16 keys are seen."""
     mass, best = (np.take_along_axis(exact.p, t[:, :TOP], axis=1).sum(axis=1) for t in (other_top, top))
     with np.errstate(invalid="ignore"):
         return np.where((keys_seen >= MASS_MIN_KEYS) & (best > 0), mass / best, np.nan)
 
 
-def row_products(x: Array, y: Array) -> Array:
+def row_products(x: Float64Array, y: Float64Array) -> Float64Array:
     """Return the dot product of each pair of rows."""
-    products: Array = np.einsum("ij,ij->i", x, y)
+    products: Float64Array = np.einsum("ij,ij->i", x, y)
     return products
 
 
-def lengths(x: Array) -> Array:
+def lengths(x: Float64Array) -> Float64Array:
     """Return the L2 norm of each row."""
     return np.sqrt(row_products(x, x))
 
 
-def cosine(x: Array, other: Array) -> Array:
+def cosine(x: Float64Array, other: Float64Array) -> Float64Array:
     """Cosine of each pair of rows; NaN where x is zero, 0 where only the other is."""
     product, norms = row_products(x, other), lengths(x) * lengths(other)
     with np.errstate(invalid="ignore"):
@@ -134,21 +134,21 @@ def cosine(x: Array, other: Array) -> Array:
     return np.where(lengths(x) > 0, cos, np.nan)
 
 
-def rel_err(x: Array, other: Array) -> Array:
+def rel_err(x: Float64Array, other: Float64Array) -> Float64Array:
     """|other - x| / |x| of each row; NaN where x is zero."""
     norm = lengths(x)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(norm > 0, lengths(other - x) / norm, np.nan)
 
 
-def norm_ratio(x: Array, other: Array) -> Array:
+def norm_ratio(x: Float64Array, other: Float64Array) -> Float64Array:
     """|other| / |x| of each row; NaN where x is zero."""
     norm = lengths(x)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(norm > 0, lengths(other) / norm, np.nan)
 
 
-def score_noise(exact: Weights, q: Array, k: Array) -> Array:
+def score_noise(exact: Weights, q: Float64Array, k: Float64Array) -> Float64Array:
     """|q|^2 sum_j p (1 - p) |k_j|^2: what turns a relative key error D into score noise."""
     p = exact.p
     spread = (p * (1 - p)) @ row_products(k, k)
@@ -160,7 +160,7 @@ def sigma_pred(noise: float, distortion: float, scale: float, dim: int) -> float
     return float(scale * np.sqrt(distortion * noise / dim))
 
 
-def readout_noise(exact: Weights, v: Array, output: Array) -> Array:
+def readout_noise(exact: Weights, v: Float64Array, output: Float64Array) -> Float64Array:
     """sqrt(sum p^2 |v|^2) / |o|: times sqrt(D) it is the predicted `v_readout_err`; NaN where o is zero."""
     norm = lengths(output)
     spread = np.square(exact.p) @ row_products(v, v)
@@ -168,20 +168,20 @@ def readout_noise(exact: Weights, v: Array, output: Array) -> Array:
         return np.where(norm > 0, np.sqrt(spread) / norm, np.nan)
 
 
-def outlier_share(k: Array) -> float:
+def outlier_share(k: Float64Array) -> float:
     """Share of the energy about the mean that the strongest 2.5 % of channels hold; NaN where there is none."""
     channels = np.sort(np.square(k - k.mean(axis=0)).mean(axis=0))
     total = float(channels.sum())
     return float(channels[-max(1, round(OUTLIERS * len(channels))) :].sum()) / total if total > 0 else float("nan")
 
 
-def sink_share(exact: Weights, first: int) -> Array:
+def sink_share(exact: Weights, first: int) -> Float64Array:
     """Attention on the first `first` keys."""
-    share: Array = exact.p[:, :first].sum(axis=1)
+    share: Float64Array = exact.p[:, :first].sum(axis=1)
     return share
 
 
-def mean(values: Array) -> float:
+def mean(values: Float64Array) -> float:
     """Return the mean of the values that are defined, NaN where there are none."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")

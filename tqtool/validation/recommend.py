@@ -18,7 +18,7 @@ from tqtool.report.model import LayerChoice, Recommendation
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Width:
     """One width for one side of a layer: what it stores and what it damages."""
 
     bits: int
@@ -31,8 +31,8 @@ class LayerCurve:
     """What was measured of one layer."""
 
     layer: int
-    keys: tuple[Choice, ...]
-    values: tuple[Choice, ...]
+    keys: tuple[Width, ...]
+    values: tuple[Width, ...]
     coordinates: int  # of keys, and of values, a token: heads x dim
 
 
@@ -148,7 +148,7 @@ def within_target(units: Sequence[Sequence[Option]], target: float) -> list[int]
     return [option.place for option in chosen]
 
 
-def _options(choices: Sequence[Choice], *, power: int) -> list[Option]:
+def _options(choices: Sequence[Width], *, power: int) -> list[Option]:
     return [
         Option(place, choice.stored, 0.0 if math.isnan(choice.error) else choice.error**power)
         for place, choice in enumerate(choices)

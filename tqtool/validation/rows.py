@@ -6,17 +6,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tqtool.codec.terms import FLOAT16_BYTES, FLOAT32_BYTES, Law
+from tqtool.dtypes import Float64Array
 from tqtool.report.aggregate import Clusters, absent, head_means, summarize
 from tqtool.report.model import METRICS, Bucket, LayerValues, Row, Summary
 from tqtool.validation.coders import Configuration
 from tqtool.validation.dataset import Dataset
 from tqtool.validation.measure import HeadResult, Pair, Plan
 from tqtool.validation.metrics import mean, sigma_pred
-
-Array = NDArray[np.float64]
 
 SPECIFICATION = {  # output cosines that the specification prints for its two synthetic columns
     "gaussian": {"K4/V2": "~0.94", "K4/V3": "~0.98", "K4/V4": "~0.99"},
@@ -105,7 +103,7 @@ def _engaged(measured: Measured, configuration: Configuration) -> bool:
     )
 
 
-def _per_query(result: HeadResult, pair: Pair, metric: str) -> Array | None:
+def _per_query(result: HeadResult, pair: Pair, metric: str) -> Float64Array | None:
     """Return the per-query (or one-value) array of a metric of a configuration on one head, None if it has none."""
     key, value = pair
     for place in ((key, value), (key, ""), ("", value), ("", "")):
@@ -135,7 +133,7 @@ def _summaries(measured: Measured, configuration: Configuration) -> dict[str, Su
     return {metric: found.get(metric, larger) for metric in METRICS}
 
 
-def _values(measured: Measured, result: HeadResult, pair: Pair, metric: str) -> Array:
+def _values(measured: Measured, result: HeadResult, pair: Pair, metric: str) -> Float64Array:
     if metric == "sigma_rms":
         return np.array([np.sqrt(np.mean(np.square(result.queries[pair[0], ""]["sigma_a"])))])
     if metric == "sigma_pred":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tqtool.dtypes import Float32Array
 from tqtool.errors import UsageError
 
 RECIPE = 1
@@ -20,7 +21,6 @@ HEADS = 8
 TOKENS = 256
 QUERIES = 64  # of each head
 
-Array = NDArray[np.float32]
 
 PURPOSE: dict[str, str] = {
     "gaussian": "Q, K, V independent N(0, 1): the codec's theory in closed form",
@@ -39,9 +39,9 @@ class SyntheticSet:
     """Queries (heads, queries, dim), keys and values (heads, tokens, dim), not causal."""
 
     name: str
-    q: Array
-    k: Array
-    v: Array
+    q: Float32Array
+    k: Float32Array
+    v: Float32Array
 
 
 def synthetic_set(name: str, seed: int = 1) -> SyntheticSet:

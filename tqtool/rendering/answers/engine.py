@@ -11,7 +11,7 @@ from tqtool.rendering.tables import Column, table_text
 if TYPE_CHECKING:
     from tqtool.bench.cache import AttentionSpeed
     from tqtool.bench.codec import CodecSpeed, FusedSpeed
-    from tqtool.doctor import Check, Installation
+    from tqtool.doctor import Installation, SelfTest
 
 BENCH_SCHEMA = "tqtool.bench/1"
 MEBI = 1 << 20
@@ -143,7 +143,7 @@ def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.0f}" if seconds >= 1 else f"{1e3 * seconds:.3g}"
 
 
-def doctor_text(setup: Installation, checks: Sequence[Check], *, terminal: bool) -> str:
+def doctor_text(setup: Installation, checks: Sequence[SelfTest], *, terminal: bool) -> str:
     """Return what is installed and the outcome of the self-test."""
     rows = [
         ("tqtool", setup.tqtool),
@@ -161,7 +161,7 @@ def doctor_text(setup: Installation, checks: Sequence[Check], *, terminal: bool)
     return table_text([Column("", "left"), Column("", "left")], rows, terminal=terminal).strip("\n")
 
 
-def doctor_json(setup: Installation, checks: Sequence[Check]) -> dict[str, Any]:
+def doctor_json(setup: Installation, checks: Sequence[SelfTest]) -> dict[str, Any]:
     """Return the JSON document."""
     return {
         "schema": DOCTOR_SCHEMA,

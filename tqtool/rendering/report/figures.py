@@ -12,7 +12,7 @@ from tqtool.report.gates import limit_of
 from tqtool.report.model import METRICS, Recommendation, Report, Row, Source, Summary
 from tqtool.report.serialize import mapped
 
-Side = Literal["low", "high"]
+Tail = Literal["low", "high"]
 
 MISSING = "–"
 EXACT = 1e-12  # the control row's tolerance (metrics.md): below it an error is printed as 0
@@ -81,7 +81,7 @@ def mean_text(row: Row, metric: str) -> str:
     return figure(summary(row, metric).mean, metric)
 
 
-def tail_text(row: Row, metric: str, side: Side) -> str:
+def tail_text(row: Row, metric: str, side: Tail) -> str:
     """Return a metric's lower or upper tail as text; "p5:" or "p95:" before it where p1 and p99 need more queries."""
     found = summary(row, metric)
     shown = figure(found.low if side == "low" else found.high, metric)

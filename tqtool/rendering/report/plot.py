@@ -33,7 +33,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class LimitLine:
     """A horizontal line and where its label stands."""
 
     at: float
@@ -74,7 +74,7 @@ class Panel:
     points: tuple[Point, ...]
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
-    limits: tuple[Limit, ...]
+    limits: tuple[LimitLine, ...]
 
 
 def pareto_panel(rows: Sequence[Row], metric: str, title: str, limits: Sequence[tuple[str, float]]) -> Panel | None:
@@ -155,7 +155,7 @@ def _words(row: Row, metric: str, title: str) -> tuple[str, str]:
     return name, f"{row.config}: {bits} bits, {mean}" + (f" ({interval})" if interval else "")
 
 
-def _limit(label: str, at: float, right: int, area: Box, taken: list[Box]) -> Limit:
+def _limit(label: str, at: float, right: int, area: Box, taken: list[Box]) -> LimitLine:
     """Return the line with its label at the end and on the side where it covers least."""
     width = LETTER * len(label)
     candidates: list[tuple[float, float, Anchor, Box]] = [
@@ -164,7 +164,7 @@ def _limit(label: str, at: float, right: int, area: Box, taken: list[Box]) -> Li
         (LEFT + 2, at - 4, "start", (LEFT, at - 14, LEFT + 2 + width, at)),
         (LEFT + 2, at + 12, "start", (LEFT, at, LEFT + 2 + width, at + 14)),
     ]
-    return Limit(at, label, *_best(candidates, area, taken))
+    return LimitLine(at, label, *_best(candidates, area, taken))
 
 
 def _label(name: str, x: float, y: float, area: Box, taken: list[Box]) -> tuple[float, float, Anchor]:
