@@ -25,7 +25,7 @@ from tqtool.container.selection import Request, choose
 from tqtool.dumps.datafiles import open_file
 from tqtool.dumps.inputs import open_input
 from tqtool.errors import TqError
-from tqtool.files import unnamed_temporary
+from tqtool.rawfiles import unnamed_temporary
 
 
 def containers(folder: Path) -> tuple[Path, ...]:

@@ -2,12 +2,13 @@
 
 import errno
 import os
+import stat
 import threading
 from pathlib import Path
 
 import pytest
 
-from tqtool import files
+from tqtool import files, rawfiles
 from tqtool.dumps import inputs
 from tqtool.errors import InputError, OutputError, TqError, UsageError
 
@@ -39,7 +40,7 @@ def test_a_failure_leaves_nothing(
     tmp_path: Path, error: type[BaseException], unnamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not unnamed:
-        monkeypatch.setattr(files, "_PROC_FD", "/nonexistent")
+        monkeypatch.setattr(rawfiles, "PROC_FD", "/nonexistent")
     with pytest.raises(error), files.write_atomically(tmp_path / "out") as file:  # noqa: PT012
         file.write(b"half")
         raise error
@@ -51,7 +52,7 @@ def test_a_failure_leaves_nothing(
 def test_every_way_of_publishing(tmp_path: Path, links: bool, unnamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without unnamed files, and on a file system without hard links, the promise is the same."""
     if not unnamed:
-        monkeypatch.setattr(files, "_PROC_FD", "/nonexistent")
+        monkeypatch.setattr(rawfiles, "PROC_FD", "/nonexistent")
     if not links and not unnamed:
 
         def no_links(*_: object, **__: object) -> None:
@@ -124,6 +125,92 @@ def test_force_through_a_link_replaces_the_file_it_names(tmp_path: Path) -> None
         file.write(b"new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("unnamed", [True, False])
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o755])
+def test_a_file_that_is_replaced_keeps_its_mode(
+    tmp_path: Path, mode: int, unnamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not unnamed:
+        monkeypatch.setattr(rawfiles, "PROC_FD", "/nonexistent")
+    target = tmp_path / "out"
+    target.write_bytes(b"old")
+    target.chmod(mode)
+    files.write_text(target, "new", force=True)
+    assert target.read_bytes() == b"new"
+    assert target.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
+def test_a_file_that_root_replaces_keeps_its_owner(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    target.write_bytes(b"old")
+    os.chown(target, 1234, 4321)
+    files.write_text(target, "new", force=True)
+    assert (target.stat().st_uid, target.stat().st_gid) == (1234, 4321)
+
+
+def test_long_names_of_any_alphabet_have_room_for_a_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rawfiles, "PROC_FD", "/nonexistent")
+    target = tmp_path / ("漢" * 80)
+    files.write_text(target, "x")
+    assert names(tmp_path) == [target.name]
+
+
+@pytest.mark.parametrize("force", [True, False])
+@pytest.mark.parametrize("call", ["fsync", "unlink"])
+def test_a_failure_after_the_file_has_its_name_says_so(
+    tmp_path: Path, call: str, force: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rawfiles, "PROC_FD", "/nonexistent")
+    target, original = tmp_path / "out", getattr(os, call)
+
+    def fail(*arguments: object, **options: object) -> None:
+        if target.exists():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        original(*arguments, **options)
+
+    monkeypatch.setattr(os, call, fail)
+    if force and call == "unlink":  # the temporary has become the file
+        files.write_text(target, "new", force=force)
+    else:
+        with pytest.raises(OutputError, match=r"out: is written whole, but .* failed: Input/output error") as caught:
+            files.write_text(target, "new", force=force)
+        assert (caught.value.code, caught.value.hint) == ("write", "it can be used; it may be lost in a power cut")
+    assert target.read_bytes() == b"new"
+
+
+def test_a_folder_that_cannot_be_flushed_on_this_kind_of_drive_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, target = os.fsync, tmp_path / "out"
+
+    def some(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", some)
+    files.write_text(target, "new")
+    assert target.read_bytes() == b"new"
+
+
+def test_a_name_held_for_a_file_that_fails_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without hard links an empty file holds the name; if the replacement fails it may not stay."""
+    monkeypatch.setattr(rawfiles, "PROC_FD", "/nonexistent")
+
+    def no_links(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    def no_replacing(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(os, "replace", no_replacing)
+    with pytest.raises(OutputError, match="Input/output error"):
+        files.write_text(tmp_path / "out", "new")
+    assert names(tmp_path) == []
 
 
 def test_output_that_is_the_input(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ PACKAGE = Path(tqtool.__file__).parent
 # Each room may import those on earlier lines, and itself. `codec.codec` alone stands above the runtime that it picks.
 LAYERS = [
     {"errors", "escapes", "parallel", "dtypes"},
+    {"rawfiles"},
     {"files"},
     {"codec", "runtime"},
     {"attention"},

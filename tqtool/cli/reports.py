@@ -84,16 +84,16 @@ def read_report(path: str) -> Report:
     """
     from tqtool.dumps.inputs import open_input
     from tqtool.errors import InputError
-    from tqtool.files import STREAM, file_size
+    from tqtool.files import STREAM
     from tqtool.report.serialize import report_from_json
 
     with open_input(path) as file:
         path = "stdin" if path == STREAM else path
-        if (size := file_size(file)) > LIMIT:
+        if file.size > LIMIT:
             raise InputError(
-                f"{path}: {size} bytes is too long for a report, the limit is {LIMIT}", code="report", path=path
+                f"{path}: {file.size} bytes is too long for a report, the limit is {LIMIT}", code="report", path=path
             )
-        data = b"".join(iter(lambda: file.read(1 << 20), b""))
+        data = file.read()
     try:
         text = data.decode("utf-8-sig")  # Windows shells write a byte-order mark
     except UnicodeDecodeError:

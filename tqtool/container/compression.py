@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import BinaryIO
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from tqtool.dumps.datafiles import DataFile
 from tqtool.dumps.safetensors import stored_type
 from tqtool.files import Advance, FilePath, output_file
 from tqtool.parallel import ordered_map
+from tqtool.rawfiles import WholeFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def compress_file(
 
 
 def write_container(
-    file: BinaryIO,
+    file: WholeFile,
     placement: Placement,
     sources: Sequence[ArraySource],
     *,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -23,8 +23,9 @@ from tqtool.container.manifest import FORMATS, Compressed, Entry, Format, signs_
 from tqtool.dumps.arrays import BLOCK_BYTES, FLOAT_TYPES, Box, Store, boxes_over
 from tqtool.dumps.safetensors import Tensor, header_bytes, stored_type, tensor_bytes
 from tqtool.errors import InputError, IntegrityError, UsageError
-from tqtool.files import Advance, copy_bytes, unnamed_temporary
+from tqtool.files import Advance
 from tqtool.parallel import ordered_map
+from tqtool.rawfiles import WholeFile, copy_bytes, unnamed_temporary
 
 Piece = Callable[[], int]
 BLOCK_VALUES = BLOCK_BYTES // 4
@@ -95,7 +96,7 @@ def restore(
     container: Container,
     chosen: Sequence[Restored],
     form: Format,
-    file: BinaryIO,
+    file: WholeFile,
     *,
     threads: int | None = None,
     advance: Advance = lambda amount: None,
@@ -144,7 +145,7 @@ def _inside(name: str) -> str:
     return "/".join("_" if part in ("", ".", "..") else part for part in name.replace("\\", "/").split("/"))
 
 
-def _restore_npy(container: Container, each: Restored, file: BinaryIO, threads: int | None, advance: Advance) -> None:
+def _restore_npy(container: Container, each: Restored, file: WholeFile, threads: int | None, advance: Advance) -> None:
     dtype = each.stored("npy")
     shape = each.entry.shape
     facts = {"descr": npy_format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
@@ -225,10 +226,10 @@ class _Decoder:
     def decode(self, box: Box) -> NDArray[np.float32]:
         """Return the restored vectors of a box over the leading axes."""
         spec = self._entry.spec
-        encoded = Encoded(
-            spec,
-            **{name: self._read(store, (*box, *map(range, part.shape))) for name, (store, part) in self._parts.items()},
-        )
+        parts: dict[str, NDArray[Any]] = {
+            name: store.read((*box, *map(range, part.shape))) for name, (store, part) in self._parts.items()
+        }
+        encoded = Encoded(spec, **parts)
         with np.errstate(invalid="ignore"):  # NaN is what is looked for
             wide = encoded.meta.astype(np.float32)
             possible = bool(((wide >= 0) & (wide <= MAX_SCALE)).all())
@@ -244,13 +245,6 @@ class _Decoder:
     def _impossible(self, what: str) -> IntegrityError:
         message = f"{self._path}: tensor {self._entry.name!r}: {what}"
         return IntegrityError(message, code="metadata", path=self._path)
-
-    def _read(self, store: Store, box: Box) -> Any:
-        try:
-            return store.read(box)
-        except EOFError as error:
-            message = f"{self._path}: became shorter while it was read"
-            raise IntegrityError(message, code="truncated", path=self._path) from error
 
 
 def form_of(path: str | None, container: Container) -> Format:

@@ -10,23 +10,22 @@ are known: its late facts (measured error, hash of the source) have a fixed widt
 from __future__ import annotations
 
 import hashlib
-import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import prod
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tqtool.container.manifest import FORMAT, OWN, VERSION, Compressed, Entry, Format, file_metadata, parse_manifest
-from tqtool.dumps.inputs import Opener, reopening, shown_name
+from tqtool.dumps.inputs import InputFile, Opener, reopening, shown_name
 from tqtool.dumps.names import CONTAINER_SUFFIX
 from tqtool.dumps.safetensors import Header, Tensor, damaged, header_bytes, is_header, read_header, tensor_bytes
 from tqtool.errors import InputError, IntegrityError
-from tqtool.files import FilePath, file_size
+from tqtool.files import FilePath
 from tqtool.parallel import ordered_map
+from tqtool.rawfiles import WholeFile
 
 MAJOR = int(VERSION.partition(".")[0])
 CHUNK = 1 << 20  # bytes under one CRC
@@ -96,12 +95,14 @@ def chunks_of(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, int, int]]:
                 yield tensor, start, min(start + CHUNK, tensor.stop)
 
 
-def chunk_crcs(file: BinaryIO, data: int, tensors: Sequence[Tensor], threads: int | None = None) -> NDArray[np.uint32]:
+def chunk_crcs(file: WholeFile, data: int, tensors: Sequence[Tensor], threads: int | None = None) -> NDArray[np.uint32]:
     """Return the CRC of every chunk of the data, which begin at position `data`."""
 
     def crc(piece: tuple[Tensor, int, int]) -> int:
         _, start, stop = piece
-        return zlib.crc32(os.pread(file.fileno(), stop - start, data + start))
+        content = bytearray(stop - start)
+        file.read_at(memoryview(content), data + start)
+        return zlib.crc32(content)
 
     return np.fromiter(ordered_map(crc, chunks_of(tensors), threads=threads), "<u4")
 
@@ -151,10 +152,7 @@ class Container:
     def read(self, tensor: Tensor, start: int, stop: int) -> bytes:
         """Return bytes start to stop of the data."""
         with self.opener() as file:
-            content = os.pread(file.fileno(), stop - start, self.header.data + start)
-        if len(content) < stop - start:
-            raise IntegrityError(f"{self.path}: became shorter while it was read", code="truncated", path=self.path)
-        return content
+            return file.bytes_at(self.header.data + start, self.header.data + stop)
 
     def whole(self, name: str) -> bytes:
         """Return all bytes of a small tensor."""
@@ -191,7 +189,7 @@ class Container:
         return Damage(tensor.name, start // CHUNK, -(-tensor.nbytes // CHUNK), rows)
 
 
-def is_container(file: BinaryIO, path: FilePath) -> bool:
+def is_container(file: InputFile, path: FilePath) -> bool:
     """Return whether an opened file is a container, as far as its first bytes or its name tell."""
     file.seek(0)
     start = file.read(9)
@@ -200,7 +198,7 @@ def is_container(file: BinaryIO, path: FilePath) -> bool:
     return read_header(file, shown_name(path)).metadata.get("format") == FORMAT
 
 
-def open_container(path: FilePath, *, file: BinaryIO | None = None) -> Container:
+def open_container(path: FilePath, *, file: InputFile | None = None) -> Container:
     """Open a container and check its header; its data stay where they are.
 
     `file` is the same file where it is open already. Raises: `IntegrityError` with code `header`, `truncated`,
@@ -221,8 +219,8 @@ def open_container(path: FilePath, *, file: BinaryIO | None = None) -> Container
             hint = "did you mean compress?"
             raise InputError(f"{shown}: already plain tensors", code="not-container", hint=hint, path=shown)
         _check_version(header)
-        size = file_size(file)
-        hashed = os.pread(file.fileno(), 32, size - HASH_BYTES) if size - HASH_BYTES >= header.data else b""
+        size, place = file.size, file.size - HASH_BYTES
+        hashed = file.bytes_at(place, place + 32) if place >= header.data else b""
     if hashed != hashlib.sha256(header.raw).digest():
         raise damaged(shown, "hash mismatch")
     _check_sums(header)

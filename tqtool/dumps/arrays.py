@@ -6,19 +6,16 @@ a box is a set of contiguous runs, each read or written by position; so any thre
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import prod
-from typing import BinaryIO
 
 import ml_dtypes
 import numpy as np
 
 from tqtool.dtypes import AnyArray
 from tqtool.dumps.inputs import Opener
-from tqtool.errors import InputError
+from tqtool.rawfiles import WholeFile
 
 Box = tuple[range, ...]
 
@@ -35,30 +32,30 @@ FLOAT_TYPES = {
 class Store:
     """An array's place in a file: C order over `shape`, from `offset` on."""
 
-    file: Opener | BinaryIO  # to read; a file to write
+    file: Opener | WholeFile  # to read; a file to write
     offset: int
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]  # in the file's byte order
 
     def read(self, box: Box) -> AnyArray:
-        """Return the values of a box, C order, in the file's byte order. `EOFError` if the file is too short."""
+        """Return the values of a box, C order, in the file's byte order; `InputError`."""
+        assert callable(self.file)
         values = np.empty([len(indices) for indices in box], self.dtype)
         view = values.reshape(-1).view(np.uint8).data
-        opened = self.file() if callable(self.file) else nullcontext(self.file)
-        with opened as file:
+        with self.file() as file:
             taken = 0
             for start, count in self._runs(box):
-                _read_fully(file.fileno(), view[taken : taken + count], start)
+                file.read_at(view[taken : taken + count], start)
                 taken += count
         return values
 
     def write(self, box: Box, values: AnyArray) -> None:
         """Write the values of a box, given in its shape."""
-        assert not callable(self.file)
+        assert isinstance(self.file, WholeFile)
         view = np.ascontiguousarray(values, self.dtype).reshape(-1).view(np.uint8).data
         taken = 0
         for start, count in self._runs(box):
-            _write_fully(self.file.fileno(), view[taken : taken + count], start)
+            self.file.write_at(view[taken : taken + count], start)
             taken += count
 
     def _runs(self, box: Box) -> Iterator[tuple[int, int]]:
@@ -87,6 +84,7 @@ class ArraySource:
     dtype: str  # f16, bf16, f32, f64; other types are only ever copied
     store: Store
     axes: tuple[int, ...]  # axis i of this array is axis axes[i] of the store
+    origin: Opener  # opens the whole file, which may be an archive
     fixed: tuple[tuple[int, int], ...] = ()  # (axis of the store, index): one layer out of a stack
     hidden_file: bool = False  # the name is that of the file, so messages leave it out
 
@@ -143,14 +141,7 @@ class ArraySource:
             whole[axis] = range(index, index + 1)
         for axis, indices in zip(self.axes, box, strict=True):
             whole[axis] = indices
-        try:
-            values = self.store.read(tuple(whole))
-        except OSError as error:
-            message = f"{self.path}: {error.strerror or error}"
-            raise InputError(message, code="unreadable", path=self.path) from error
-        except EOFError as error:
-            message = f"{self.path}: became shorter while it was read"
-            raise InputError(message, code="truncated", path=self.path) from error
+        values = self.store.read(tuple(whole))
         kept = [axis for axis in range(len(whole)) if axis in self.axes]
         values = values.reshape([len(whole[axis]) for axis in kept])
         values = values.transpose([kept.index(axis) for axis in self.axes])
@@ -221,17 +212,3 @@ def _row_boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
     if start < stop:
         for box in _row_boxes(shape[1:], 0, stop - start):
             yield (range(last, last + 1), *box)
-
-
-def _read_fully(descriptor: int, view: memoryview, position: int) -> None:
-    while view:
-        count = os.preadv(descriptor, [view], position)
-        if count == 0:
-            raise EOFError
-        view, position = view[count:], position + count
-
-
-def _write_fully(descriptor: int, view: memoryview, position: int) -> None:
-    while view:
-        count = os.pwrite(descriptor, view, position)
-        view, position = view[count:], position + count

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 from tqtool.dumps import npy, npz
 from tqtool.dumps.arrays import FLOAT_TYPES, ArraySource
-from tqtool.dumps.inputs import reopening, shown_name
+from tqtool.dumps.inputs import InputFile, naming, reopening, shown_name
 from tqtool.dumps.names import CONTAINER_SUFFIX, MANIFEST, meaning
 from tqtool.dumps.safetensors import array_sources, is_header, read_header
 from tqtool.errors import InputError
-from tqtool.files import FilePath, file_size
+from tqtool.files import FilePath
 
 RESTORED = ".restored"  # in the names of what `decompress` writes
 ARCHIVES = (".npz", ".safetensors")
@@ -32,7 +32,7 @@ class DataFile:
     ignored: tuple[str, ...]  # members that are no arrays
 
 
-def open_file(path: FilePath, *, dtype: str | None = None, file: BinaryIO | None = None) -> DataFile:
+def open_file(path: FilePath, *, dtype: str | None = None, file: InputFile | None = None) -> DataFile:
     """Open a .npy, .npz or .safetensors file, or standard input (`-`); what it is, its first bytes say.
 
     `dtype` "bf16" takes 2-byte bits for bfloat16; `file` is the same file where it is open already. Raises:
@@ -45,11 +45,11 @@ def open_file(path: FilePath, *, dtype: str | None = None, file: BinaryIO | None
         start = file.read(16)
         file.seek(0)
         if start.startswith(npy.MAGIC):
-            source = npy.read_npy(file, opener, shown, size=file_size(file), dtype=dtype)
-            return DataFile(shown, file_size(file), "npy", (source,), {}, ())
+            source = npy.read_npy(file, opener, shown, size=file.size, dtype=dtype)
+            return DataFile(shown, file.size, "npy", (source,), {}, ())
         if start.startswith(npz.MAGICS):
             arrays, ignored = npz.read_npz(file, opener, shown, dtype=dtype)
-            return DataFile(shown, file_size(file), "npz", arrays, {}, ignored)
+            return DataFile(shown, file.size, "npz", arrays, {}, ignored)
         if is_header(start) or shown.endswith(".safetensors"):
             header = read_header(file, shown)
             if header.metadata.get("format") == "tqtool":
@@ -60,7 +60,7 @@ def open_file(path: FilePath, *, dtype: str | None = None, file: BinaryIO | None
                     path=shown,
                 )
             sources = array_sources(header, opener, shown, as_bf16=dtype == "bf16")
-            return DataFile(shown, file_size(file), "safetensors", sources, header.metadata, ())
+            return DataFile(shown, file.size, "safetensors", sources, header.metadata, ())
         raise _unknown_format(start, shown)
 
 
@@ -112,7 +112,8 @@ def folder_files(folder: Path) -> tuple[list[Path], list[str]]:
     Those are the .npy files whose names tell their kind, else the archives whose names tell a kind or layer, else all
     archives; of an array and its restored copy the array. Raises `InputError` if there are none.
     """
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+    with naming(folder):
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     arrays = [name for name in names if name.endswith(".npy")]
     arrays = [name for name in arrays if name.replace(RESTORED, "") not in arrays or RESTORED not in name]
     chosen = [name for name in arrays if meaning(Path(name).stem).kind]

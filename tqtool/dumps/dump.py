@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files as package_files
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tqtool.dumps.arrays import ArraySource
 from tqtool.dumps.datafiles import folder_files, listed, open_arrays
-from tqtool.dumps.inputs import Input, open_input
+from tqtool.dumps.inputs import Input, InputFile
 from tqtool.dumps.layouts import by_layer, check_layout, infer_layout
 from tqtool.dumps.names import Kind, Manifest, find_manifest, meaning
 from tqtool.errors import InputError, UsageError
-from tqtool.files import COPY_BLOCK, STREAM, FilePath
+from tqtool.files import STREAM, FilePath
+from tqtool.rawfiles import COPY_BLOCK
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,14 +84,16 @@ class Dump:
 
     def inputs(self) -> tuple[Input, ...]:
         """Return every array with the SHA-256 of its file, which is read for it."""
-        hashes = {source.path: "" for source in self.sources}
-        for path in hashes:
-            with open_input(path) as file:
+        origins = {source.path: source.origin for source in self.sources}
+        hashes = {}
+        for path, origin in origins.items():
+            with origin() as file:
+                file.seek(0)
                 hashes[path] = _digest(file)
         return tuple(Input(s.path, hashes[s.path], s.shape, s.dtype) for s in self.sources)
 
 
-def _digest(file: BinaryIO) -> str:
+def _digest(file: InputFile) -> str:
     digest = hashlib.sha256()
     while block := file.read(COPY_BLOCK):
         digest.update(block)

@@ -24,13 +24,14 @@ def read_npy(
     path: str,
     *,
     name: str | None = None,
+    origin: Opener | None = None,
     size: int,
     dtype: str | None = None,
 ) -> ArraySource:
     """Read the header at the beginning of a .npy of `size` bytes and return the array, of any dtype but objects.
 
-    `opener` opens it again for its values; `name` is that of the archive's member, if it is one. `dtype` "bf16" takes
-    2-byte data for bfloat16. Raises: `InputError`.
+    `opener` opens it again for its values; `name` is that of the archive's member, if it is one, and `origin` opens
+    the archive. `dtype` "bf16" takes 2-byte data for bfloat16. Raises: `InputError`.
     """
     label = path if name is None else f"{path}: {name}"
     shape, fortran, stored = _read_header(file, label, path)
@@ -57,9 +58,8 @@ def read_npy(
     if kind == "bf16":
         stored = np.dtype(np.uint16).newbyteorder(stored.byteorder if stored.kind == "u" else "<")
     store = Store(opener, header, shape, stored)
-    return ArraySource(
-        path, printable(Path(path).stem if name is None else name), kind, store, axes, hidden_file=name is None
-    )
+    shown = printable(Path(path).stem if name is None else name)
+    return ArraySource(path, shown, kind, store, axes, origin or opener, hidden_file=name is None)
 
 
 def printable(name: str) -> str:

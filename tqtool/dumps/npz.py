@@ -5,6 +5,7 @@ Memory stays bounded whatever a member claims to hold, and the disk is asked for
 
 from __future__ import annotations
 
+import errno
 import io
 import shutil
 import tempfile
@@ -12,22 +13,23 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import BinaryIO, cast
+from contextlib import contextmanager
+from typing import IO
 
 from tqtool.dumps import npy
 from tqtool.dumps.arrays import ArraySource
-from tqtool.dumps.inputs import KeptOpen, Opener
+from tqtool.dumps.inputs import InputFile, Opened, Opener, kept_open, spooled
 from tqtool.errors import InputError, OutputError
-from tqtool.files import binary_size, copy_bytes, unnamed_temporary
+from tqtool.files import binary_size
+from tqtool.rawfiles import copy_bytes
 
 MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
 HEADER_WINDOW = 1 << 14  # NumPy takes no header beyond 10,000 bytes
-_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 
 
 def read_npz(
-    file: BinaryIO, opener: Opener, label: str, *, dtype: str | None
+    file: InputFile, opener: Opener, label: str, *, dtype: str | None
 ) -> tuple[tuple[ArraySource, ...], tuple[str, ...]]:
     """Return the archive's arrays of any dtype but objects, and the names of its other members.
 
@@ -53,7 +55,8 @@ def read_npz(
                 others.append(member.filename)
                 continue
             place = _Member(opener, member.filename, label)
-            arrays.append(npy.read_npy(start, place, label, name=name, size=member.file_size, dtype=dtype))
+            size = member.file_size
+            arrays.append(npy.read_npy(start, place, label, name=name, origin=opener, size=size, dtype=dtype))
     return tuple(arrays), tuple(others)
 
 
@@ -63,25 +66,15 @@ class _Member:
     def __init__(self, opener: Opener, name: str, label: str) -> None:
         self._opener, self._name, self._label = opener, name, label
         self._lock = threading.Lock()
-        self._unpacked: KeptOpen | None = None
+        self._unpacked: Opener | None = None
 
-    def __call__(self) -> AbstractContextManager[BinaryIO]:
+    def __call__(self) -> Opened:
         with self._lock:
             if self._unpacked is None:
-                self._unpacked = KeptOpen(self._unpack())
+                self._unpacked = kept_open(spooled(self._copy_to, self._label))
             return self._unpacked()
 
-    def _unpack(self) -> BinaryIO:
-        target = unnamed_temporary()
-        try:
-            self._copy_to(target)
-        except BaseException:
-            target.close()
-            raise
-        target.flush()
-        return target
-
-    def _copy_to(self, target: BinaryIO) -> None:
+    def _copy_to(self, target: IO[bytes]) -> None:
         with _reporting(self._label), self._opener() as file, zipfile.ZipFile(file) as archive:
             member = archive.getinfo(self._name)
             free = shutil.disk_usage(tempfile.gettempdir()).free
@@ -94,7 +87,7 @@ class _Member:
                     path=self._label,
                 )
             with archive.open(member) as stream:
-                copied = copy_bytes(cast(BinaryIO, stream), target)
+                copied = copy_bytes(stream, target)
             if copied != member.file_size:
                 raise zipfile.BadZipFile(f"{self._name!r} holds {copied} of {member.file_size} bytes")
 
@@ -104,7 +97,9 @@ def _reporting(label: str) -> Iterator[None]:
     """Turn the errors of zipfile into ours."""
     try:
         yield
-    except _ZIP_ERRORS as error:
+    except (*_ZIP_ERRORS, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # that is a place before the file's start
+            raise
         raise InputError(
             f"{label}: damaged zip archive: {' '.join(str(error).split())[:120]}",
             code="npz-damaged",

@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from math import prod
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from tqtool.dumps.arrays import FLOAT_TYPES, ArraySource, Store
-from tqtool.dumps.inputs import Opener
+from tqtool.dumps.inputs import InputFile, Opener
 from tqtool.errors import InputError, IntegrityError
 from tqtool.escapes import parser_reason
-from tqtool.files import file_size
 
 MAX_HEADER = 100 << 20  # a longer header is damage or an attack
 MAX_VALUES = 1 << 60  # of one tensor: beyond any file, and products of it fit in 64 bits
@@ -97,9 +96,9 @@ def is_header(start: bytes) -> bool:
     return len(start) >= 9 and start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= MAX_HEADER
 
 
-def read_header(file: BinaryIO, label: str) -> Header:
+def read_header(file: InputFile, label: str) -> Header:
     """Read and check the header at the beginning of a file; `IntegrityError`: `header` or `truncated`."""
-    size = file_size(file)
+    size = file.size
     file.seek(0)
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little")
@@ -110,8 +109,6 @@ def read_header(file: BinaryIO, label: str) -> Header:
     if size < 8 + length:
         raise _truncated(label, size, 8 + length)
     text = file.read(length)
-    while len(text) < length and (more := file.read(length - len(text))):
-        text += more
     tensors, metadata = _parse(text, label)
     needs = 8 + length + (tensors[-1].stop if tensors else 0)
     if size < needs:
@@ -155,7 +152,7 @@ def _source(header: Header, tensor: Tensor, opener: Opener, path: str, as_bf16: 
         )
     kind = "bf16" if as_bf16 and tensor.dtype == "U16" else tensor.dtype.lower()
     store = Store(opener, header.data + tensor.start, tensor.shape, np.dtype(STORED[tensor.dtype]))
-    return ArraySource(path, tensor.name, kind, store, tuple(range(len(tensor.shape))))
+    return ArraySource(path, tensor.name, kind, store, tuple(range(len(tensor.shape))), opener)
 
 
 def damaged(label: str, what: str) -> IntegrityError:
