@@ -336,6 +336,21 @@ def test_memory_is_bounded_by_thinning_and_says_so(monkeypatch: pytest.MonkeyPat
     assert any(notice.code == "thinned" for notice in report.warnings)
 
 
+@pytest.mark.parametrize("options", [{}, {"baselines": ("q8_0", "kivi-2")}, {"residual_window": 8, "window": 5}])
+def test_the_memory_limit_counts_every_value_that_is_kept_of_a_query(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = []
+
+    def counting(head: Any, plan: Any) -> int:
+        counted.append(heads.values_per_query(head, plan))
+        return counted[-1]
+
+    monkeypatch.setattr(validation, "values_per_query", counting)
+    measured = validation.measure(small(queries=48), Params(("K4/V2", "K3/V3"), **options))
+    assert counted == [sum(map(len, measured.seeds[0][0].queries.values()))]
+
+
 @pytest.mark.parametrize(
     ("change", "code", "message"),
     [

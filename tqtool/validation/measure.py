@@ -8,7 +8,7 @@ numbers do not depend on the number of threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +98,18 @@ def measure_head(unit: Head, seed: int, *, plan: Plan) -> HeadResult:
         storage["", name] = _storage("v", v, values[name], expected)
     overflow = key_overflow | value_overflow
     return HeadResult(unit.layer, unit.head, unit.positions, queries, storage, _facts(unit), overflow)
+
+
+def values_per_query(head: Head, plan: Plan) -> int:
+    """Return how many numbers `measure_head` keeps of a query: counted, on one query and one key of a head."""
+    one = replace(head, q=head.q[:1], positions=np.zeros(1, np.intp), k=head.k[:1], v=head.v[:1])
+    keys, values = ({name: Coder(name, _exact) for name in of} for of in (plan.key_coders, plan.value_coders))
+    result = measure_head(one, 0, plan=replace(plan, key_coders=keys, value_coders=values))
+    return sum(len(metrics_of) for metrics_of in result.queries.values())
+
+
+def _exact(x: Float32Array, layer: int, seed: int) -> Float32Array:
+    return x
 
 
 def _restored(

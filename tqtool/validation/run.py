@@ -30,7 +30,7 @@ from tqtool.validation.coders import CONTROL, configurations
 from tqtool.validation.dataset import Dataset, Head, head_of
 from tqtool.validation.diagnosis import diagnose
 from tqtool.validation.facts import cross_check, recommended, source_of, warnings_of
-from tqtool.validation.measure import HeadResult, Plan, measure_head
+from tqtool.validation.measure import HeadResult, Plan, measure_head, values_per_query
 from tqtool.validation.rows import Measured, layers_of, rows_of
 
 Unit = tuple[Head, int]  # and its rotation seed
@@ -98,7 +98,7 @@ def _run(unit: Unit, *, plan: Plan, name: str) -> HeadResult:
 
 def _query_limit(data: Dataset, plan: Plan, params: Params) -> tuple[int | None, bool]:
     """Return the most queries of each query head, and whether memory, not the user, set it."""
-    columns = 4 + 11 * len(plan.key_coders) + 5 * len(plan.value_coders) + 4 * len(plan.pairs)
+    columns = values_per_query(head_of(data, 0, 0, 1), plan)
     affordable = MAX_VALUES // (columns * len(params.seeds) * data.units * data.group)
     wanted = params.max_queries or max(data.queries, data.tokens)
     if wanted > affordable:
