@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -19,8 +19,9 @@ from tqtool.codec.reference import decode_with
 from tqtool.codec.rotation import signs
 from tqtool.codec.spec import Encoded
 from tqtool.container.format import Container
-from tqtool.container.manifest import FORMATS, Compressed, Entry, Format, signs_name, table_names
+from tqtool.container.manifest import Compressed, Entry, signs_name, table_names
 from tqtool.dumps.arrays import BLOCK_BYTES, FLOAT_TYPES, Box, Store, boxes_over
+from tqtool.dumps.datafiles import DUMP_FORMATS, DumpFormat
 from tqtool.dumps.safetensors import Tensor, header_bytes, stored_type, tensor_bytes
 from tqtool.errors import InputError, IntegrityError, UsageError
 from tqtool.files import Advance
@@ -38,7 +39,7 @@ class Restored:
     entry: Entry
     dtype: str  # as `FLOAT_TYPES` names it, or a copied tensor's own
 
-    def stored(self, form: Format) -> np.dtype[np.generic]:
+    def stored(self, form: DumpFormat) -> np.dtype[np.generic]:
         """Return the type of its values in a file; NumPy's formats have bfloat16 as 16-bit integers only."""
         if self.dtype == "bf16" and form != "safetensors":
             return np.dtype("<u2")
@@ -87,7 +88,7 @@ def check_damage(container: Container, chosen: Sequence[Restored], threads: int 
     )
 
 
-def restored_size(chosen: Sequence[Restored], form: Format) -> int:
+def restored_size(chosen: Sequence[Restored], form: DumpFormat) -> int:
     """Return the bytes of the output, headers of .npz members at most."""
     return sum(each.nbytes() for each in chosen) + (len(chosen) + 1) * (1 << 10)
 
@@ -95,7 +96,7 @@ def restored_size(chosen: Sequence[Restored], form: Format) -> int:
 def restore(
     container: Container,
     chosen: Sequence[Restored],
-    form: Format,
+    form: DumpFormat,
     file: WholeFile,
     *,
     threads: int | None = None,
@@ -123,7 +124,7 @@ def restore(
                     place.file_size = size
                     with archive.open(place, "w", force_zip64=size > 1 << 31) as target:
                         copy_bytes(member, target)
-    else:
+    elif form == "safetensors":
         tensors: list[Tensor] = []
         position = 0
         for each in chosen:
@@ -139,6 +140,8 @@ def restore(
         ]
         units = (unit for each, store in zip(chosen, stores, strict=True) for unit in _units(container, each, store))
         _run(units, threads, advance)
+    else:
+        assert_never(form)
 
 
 def _inside(name: str) -> str:
@@ -247,7 +250,7 @@ class _Decoder:
         return IntegrityError(message, code="metadata", path=self._path)
 
 
-def form_of(path: str | None, container: Container) -> Format:
+def form_of(path: str | None, container: Container) -> DumpFormat:
     """Return the format to write: by the output's suffix, else the source's."""
     suffix = Path(path).suffix.lstrip(".") if path else ""
-    return next((form for form in FORMATS if form == suffix), container.source)
+    return next((form for form in DUMP_FORMATS if form == suffix), container.source)

@@ -18,11 +18,12 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.container.manifest import FORMAT, OWN, VERSION, Compressed, Entry, Format, file_metadata, parse_manifest
+from tqtool.container.manifest import FORMAT, OWN, VERSION, Compressed, Entry, file_metadata, parse_manifest
+from tqtool.dumps.datafiles import DUMP_FORMATS, DumpFormat
 from tqtool.dumps.inputs import InputFile, Opener, reopening, shown_name
 from tqtool.dumps.names import CONTAINER_SUFFIX
 from tqtool.dumps.safetensors import Header, Tensor, damaged, header_bytes, is_header, read_header, tensor_bytes
-from tqtool.errors import InputError, IntegrityError
+from tqtool.errors import InputError, IntegrityError, UsageError
 from tqtool.files import FilePath
 from tqtool.parallel import ordered_map
 from tqtool.rawfiles import WholeFile
@@ -41,7 +42,7 @@ class Placement:
     """Where everything of a container lies, before there is any data."""
 
     entries: tuple[Entry, ...]  # in the source's order
-    source: str  # the source's format
+    source: DumpFormat
     metadata: dict[str, str]  # the source's own
     tensors: tuple[Tensor, ...]
 
@@ -60,8 +61,15 @@ class Placement:
         return self.data + self.tensors[-1].stop
 
 
-def plan(entries: Sequence[Entry], source: str, metadata: Mapping[str, str]) -> Placement:
-    """Lay out a container; `InputError`, code `name`, if a tensor has a name that the format needs for itself."""
+def plan(entries: Sequence[Entry], source: DumpFormat, metadata: Mapping[str, str]) -> Placement:
+    """Lay out a container.
+
+    Raises: `InputError`, code `name`, if a tensor has a name that the format needs for itself; `UsageError` if vectors
+    of one length have two seeds, whose signs would share a name, or if the format is none that can be restored.
+    """
+    if source not in DUMP_FORMATS:
+        raise UsageError(f"source format {source!r} is none of {', '.join(DUMP_FORMATS)}", code="usage")
+    _check_seeds(entries)
     own: dict[str, tuple[str, tuple[int, ...]]] = {}
     others: dict[str, tuple[str, tuple[int, ...]]] = {}
     for entry in entries:
@@ -81,6 +89,21 @@ def plan(entries: Sequence[Entry], source: str, metadata: Mapping[str, str]) -> 
         tensors.append(Tensor(name, dtype, shape, position, position + tensor_bytes(dtype, shape)))
         position = tensors[-1].stop
     return Placement(tuple(entries), source, dict(metadata), tuple(tensors))
+
+
+def _check_seeds(entries: Sequence[Entry]) -> None:
+    first: dict[int, Compressed] = {}
+    for entry in entries:
+        if isinstance(entry, Compressed):
+            dim, seed = entry.spec.dim, entry.spec.seed
+            known = first.setdefault(dim, entry)
+            if seed != known.spec.seed:
+                raise UsageError(
+                    f"tensor {entry.name!r}: seed {seed} for vectors of {dim} coordinates; "
+                    f"{known.name!r} has {known.spec.seed}, and a file holds one for each length",
+                    code="usage",
+                    hint="give both the same seed, or write two files",
+                )
 
 
 def _element_bytes(dtype: str) -> int:
@@ -136,7 +159,7 @@ class Container:
     header: Header
     places: dict[str, Tensor]
     entries: tuple[Entry, ...]
-    source: Format
+    source: DumpFormat
     metadata: dict[str, str]
     unknown: tuple[str, ...]  # metadata keys that this version does not know
 

@@ -10,15 +10,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from tqtool import __version__
 from tqtool.codec.spec import CodecSpec
-from tqtool.codec.terms import packed_bytes
+from tqtool.codec.terms import LAWS, METAS, SCALE_RULES, packed_bytes
 from tqtool.dumps.arrays import FLOAT_TYPES
+from tqtool.dumps.datafiles import DUMP_FORMATS, DumpFormat
 from tqtool.dumps.layouts import MAX_AXES, MIN_AXES
 from tqtool.dumps.safetensors import Header, damaged, load_json
 from tqtool.errors import TqError
+from tqtool.escapes import parser_reason
 
 FORMAT = "tqtool"
 VERSION = "1.0"
@@ -27,11 +29,11 @@ ROTATION = "hadamard-signs"
 TENSOR_TYPES = {"uint8": "U8", "float32": "F32", "bfloat16": "BF16"}  # safetensors' names of the types of parts
 OWN = "tq."  # begins the names of the format's own tensors
 ERROR_WIDTH = 14  # of "%.8e"
+JSON_TYPES = {int: "a whole number", float: "a number", str: "text", list: "a list", dict: "an object"}
 
-Format = Literal["npy", "npz", "safetensors"]
-FORMATS: tuple[Format, ...] = get_args(Format)
 TensorKind = Literal["k", "v", "generic"]
 TENSOR_KINDS: tuple[TensorKind, ...] = get_args(TensorKind)
+Word = TypeVar("Word", bound=str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Copied:
 Entry = Compressed | Copied
 
 
-def file_metadata(entries: Sequence[Entry], source: str, metadata: Mapping[str, str]) -> dict[str, str]:
+def file_metadata(entries: Sequence[Entry], source: DumpFormat, metadata: Mapping[str, str]) -> dict[str, str]:
     """Return the `__metadata__` of a container."""
     manifest = {"source": source, "metadata": metadata} if metadata else {"source": source}
     described = ",".join(f"{_json(entry.name)}:{_describe(entry)}" for entry in entries)
@@ -144,17 +146,19 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def parse_manifest(header: Header) -> tuple[tuple[Entry, ...], Format, dict[str, str]]:
+def parse_manifest(header: Header) -> tuple[tuple[Entry, ...], DumpFormat, dict[str, str]]:
     """Return a container's entries, its source's format and metadata; `IntegrityError` if anything does not fit."""
     label = header.label
     try:
-        manifest = load_json(header.metadata.get("tq_manifest", ""))
-        source, metadata, described = manifest["source"], manifest.get("metadata", {}), manifest["tensors"]
-        if source not in FORMATS or not all(isinstance(value, str) for value in metadata.values()):
-            raise ValueError("source")
-        entries = tuple(_entry(name, facts) for name, facts in described.items())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TqError) as error:
-        raise damaged(label, f"manifest: {' '.join(repr(error).split())[:120]}") from error
+        manifest = _object(load_json(header.metadata.get("tq_manifest", "")))
+        source, metadata = _one_of(manifest, "source", DUMP_FORMATS), _object(manifest.get("metadata", {}))
+        for key, value in metadata.items():
+            if not isinstance(value, str):
+                raise ValueError(f"metadata {key!r} is {value!r}, not text")
+        described = _fact(manifest, "tensors", dict)
+    except (ValueError, RecursionError) as error:
+        raise damaged(label, f"manifest: {parser_reason(error)}") from error
+    entries = tuple(_named_entry(label, name, facts) for name, facts in described.items())
     promised: dict[str, tuple[str, tuple[int, ...]]] = {}
     for entry in entries:
         promised |= entry.tensors()
@@ -165,22 +169,60 @@ def parse_manifest(header: Header) -> tuple[tuple[Entry, ...], Format, dict[str,
     return entries, source, metadata
 
 
+def _named_entry(label: str, name: str, facts: Any) -> Entry:
+    try:
+        return _entry(name, _object(facts))
+    except (ValueError, TqError) as error:  # of the codec: a width or length that it does not have
+        raise damaged(label, f"manifest: tensor {name!r}: {parser_reason(error)}") from error
+
+
 def _entry(name: str, facts: dict[str, Any]) -> Entry:
-    shape, dtype = tuple(facts["shape"]), facts["dtype"]
-    if not all(type(size) is int and size >= 0 for size in shape) or not isinstance(dtype, str):
-        raise ValueError(f"{name}: shape {shape}, dtype {dtype}")
+    shape, dtype = tuple(_fact(facts, "shape", list)), _fact(facts, "dtype", str)
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"shape is {list(shape)!r}, not a list of sizes")
     if facts.get("copied") is True:
         return Copied(name, dtype, shape)
-    axis, sha256, error = facts["axis"], facts["source_sha256"], facts["error"]
-    if not (MIN_AXES <= len(shape) <= MAX_AXES and type(axis) is int and 0 <= axis < len(shape)):
-        raise ValueError(f"{name}: axis {axis} of {shape}")
-    if dtype not in FLOAT_TYPES or facts["kind"] not in TENSOR_KINDS or facts["layout"] != LAYOUT:
-        raise ValueError(f"{name}: dtype {dtype}, kind {facts['kind']}, layout {facts['layout']}")
-    if facts["rotation"] != ROTATION or any(type(facts[key]) is not int for key in ("bits", "seed")):
-        raise ValueError(f"{name}: rotation {facts['rotation']}, bits {facts['bits']}, seed {facts['seed']}")
-    if not (sha256 is None or (isinstance(sha256, str) and len(sha256) == 64)):
-        raise ValueError(f"{name}: source_sha256 {sha256}")
-    if not (error is None or (isinstance(error, float) and isfinite(error))):
-        raise ValueError(f"{name}: error {error}")
-    spec = CodecSpec(shape[axis], facts["bits"], facts["law"], facts["scale_rule"], facts["meta"], facts["seed"])
-    return Compressed(name, dtype, shape, axis, facts["kind"], spec, sha256, error)
+    _one_of(facts, "dtype", tuple(FLOAT_TYPES))
+    _one_of(facts, "rotation", (ROTATION,))
+    _one_of(facts, "layout", (LAYOUT,))
+    axis, bits, seed = (_fact(facts, key, int) for key in ("axis", "bits", "seed"))
+    if not (MIN_AXES <= len(shape) <= MAX_AXES and 0 <= axis < len(shape)):
+        raise ValueError(f"axis {axis} of an array of shape {shape}; {MIN_AXES} to {MAX_AXES} axes are possible")
+    sha256 = _fact(facts, "source_sha256", str, type(None))
+    if sha256 is not None and len(sha256) != 64:
+        raise ValueError(f"source_sha256 is {sha256!r}, not 64 digits")
+    error = _fact(facts, "error", float, type(None))
+    if error is not None and not isfinite(error):
+        raise ValueError(f"error is {error!r}, not a number")
+    spec = CodecSpec(
+        shape[axis],
+        bits,
+        _one_of(facts, "law", LAWS),
+        _one_of(facts, "scale_rule", SCALE_RULES),
+        _one_of(facts, "meta", METAS),
+        seed,
+    )
+    return Compressed(name, dtype, shape, axis, _one_of(facts, "kind", TENSOR_KINDS), spec, sha256, error)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r} is not an object")
+    return value
+
+
+def _fact(facts: Mapping[str, Any], key: str, *types: type) -> Any:
+    """Return a fact of one of the types; `ValueError`, in words, if it is missing or of another type."""
+    if key not in facts:
+        raise ValueError(f"{key} is missing")
+    if type(facts[key]) not in types:
+        raise ValueError(f"{key} is {facts[key]!r}, not {JSON_TYPES[types[0]]}")
+    return facts[key]
+
+
+def _one_of(facts: Mapping[str, Any], key: str, words: tuple[Word, ...]) -> Word:
+    """Return a fact that is one of the words; `ValueError` if it is missing or none of them."""
+    value = _fact(facts, key, str)
+    if value not in words:
+        raise ValueError(f"{key} {value!r} is none of {', '.join(words)}")
+    return words[words.index(value)]

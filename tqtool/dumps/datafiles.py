@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from tqtool.dumps import npy, npz
 from tqtool.dumps.arrays import FLOAT_TYPES, ArraySource
@@ -15,6 +15,8 @@ from tqtool.dumps.safetensors import array_sources, is_header, read_header
 from tqtool.errors import InputError
 from tqtool.files import FilePath
 
+DumpFormat = Literal["npy", "npz", "safetensors"]  # what `open_file` reads and `decompress` writes
+DUMP_FORMATS: tuple[DumpFormat, ...] = get_args(DumpFormat)
 RESTORED = ".restored"  # in the names of what `decompress` writes
 ARCHIVES = (".npz", ".safetensors")
 TORCH_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save before it wrote zip archives
@@ -26,7 +28,7 @@ class DataFile:
 
     path: str
     nbytes: int
-    format: Literal["npy", "npz", "safetensors"]
+    format: DumpFormat
     arrays: tuple[ArraySource, ...]
     metadata: dict[str, str]  # of a safetensors file
     ignored: tuple[str, ...]  # members that are no arrays
