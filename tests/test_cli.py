@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from conftest import Run
 
 import tqtool as package
 from tqtool.cli.app import hoist_global_options
+from tqtool.cli.signals import STOPPING
 from tqtool.escapes import visible, visible_page
 
 
@@ -82,6 +84,17 @@ def test_twice_verbose_shows_the_traceback(tqtool: Run) -> None:
     assert "Traceback" in tqtool("size", "--model", "absent.json", "-vv").stderr
 
 
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """`main` sets signal handlers: afterwards they are those of the tests again."""
+    numbers = (signal.SIGPIPE, *STOPPING)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
 def test_a_bug_is_reported_as_such(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from tqtool.cli import app
 
@@ -90,14 +103,13 @@ def test_a_bug_is_reported_as_such(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
     monkeypatch.setattr(app, "app", broken)
     monkeypatch.setattr(sys, "argv", ["tqtool", "size"])
-    previous = signal.getsignal(signal.SIGPIPE)
     with pytest.raises(SystemExit) as ended:
         app.main()
-    signal.signal(signal.SIGPIPE, previous)
     assert ended.value.code == 70
     assert "error[bug]: ZeroDivisionError('seven'); please report it" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("handlers")
 def test_ctrl_c_is_status_130_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,10 +120,8 @@ def test_ctrl_c_is_status_130_without_a_traceback(
 
     monkeypatch.setattr(app, "app", interrupted)
     monkeypatch.setattr(sys, "argv", ["tqtool", "size"])
-    previous = signal.getsignal(signal.SIGPIPE)
     with pytest.raises(SystemExit) as ended:
         app.main()
-    signal.signal(signal.SIGPIPE, previous)
     assert ended.value.code == 130
     assert capsys.readouterr().err.startswith("tqtool: error[interrupted]: ")
 
@@ -187,16 +197,47 @@ def test_without_arguments_the_help_is_shown(tqtool: Run) -> None:
     assert run.stdout == tqtool("--help").stdout
 
 
-def test_a_real_ctrl_c_says_so_in_one_line() -> None:
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=str
+)
+def test_a_program_that_is_stopped_says_so_in_one_line(number: signal.Signals, status: int) -> None:
     command = [sys.executable, "-m", "tqtool", "inspect", "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(bytes(1 << 20))  # more than a pipe holds: when it is written, the program reads
         process.stdin.flush()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, errors = process.communicate()
-    assert process.returncode == 130
+    assert process.returncode == status
     assert errors == b"tqtool: error[interrupted]: interrupted; nothing partial was left behind\n"
+
+
+def test_signals_that_the_caller_ignores_stay_ignored() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from tqtool.cli.signals import raise_when_stopped\n"
+        "raise_when_stopped()\n"
+        "os.kill(os.getpid(), signal.SIGHUP)\n"
+        "print('still here')\n"
+    )
+    run = subprocess.run(
+        ["nohup", sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+    assert run.stdout == "still here\n"
+
+
+def test_a_second_signal_does_not_stop_the_undoing() -> None:
+    code = (
+        "import os, signal\n"
+        "from tqtool.cli.signals import STOPPING, Stopped, raise_when_stopped\n"
+        "raise_when_stopped()\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "except Stopped as stop:\n"
+        "    for number in STOPPING:\n        os.kill(os.getpid(), number)\n"
+        "    print('undone', stop.status)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr) == ("undone 143\n", "")
 
 
 def test_names_that_are_no_text_or_that_stdout_cannot_spell(tmp_path: Path, tqtool: Run) -> None:

@@ -15,6 +15,7 @@ import typer
 from tqtool import __version__
 from tqtool.cli import output
 from tqtool.cli.output import Color, Settings
+from tqtool.cli.signals import Stopped, raise_when_stopped
 from tqtool.errors import OutputError, TqError
 
 app = typer.Typer(
@@ -96,6 +97,7 @@ def main() -> None:
     """Run the program: the one place where errors become lines and exit statuses."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe ends us with 141
+    raise_when_stopped()
     output.prepare_streams()
     arguments = sys.argv[1:] or ["--help"]
     try:
@@ -110,8 +112,8 @@ def main() -> None:
     except typer.TyperException as error:
         message = " ".join(error.format_message().split())
         status = _fail("usage", 2, message, _usage_hint(arguments))
-    except (KeyboardInterrupt, typer.Abort):
-        status = INTERRUPTED
+    except (Stopped, KeyboardInterrupt, typer.Abort) as error:
+        status = error.status if isinstance(error, Stopped) else INTERRUPTED
         output.print_error("interrupted", "interrupted; nothing partial was left behind", None)
     except MemoryError:
         status = _fail("memory", 6, "not enough memory for this job", "use fewer --threads or a smaller input")
