@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from tqtool.codec import codec, reference
-from tqtool.codec.codec import decode, encode, row_blocks
+from tqtool.codec import blocks, reference
+from tqtool.codec.blocks import row_blocks
+from tqtool.codec.codec import decode, encode
 from tqtool.codec.rotation import unrotate
 from tqtool.codec.spec import CodecSpec, Encoded
 from tqtool.codec.terms import SCALE_RULES
@@ -120,7 +121,7 @@ def test_strides_byte_order_blocks_and_threads_do_not_change_a_byte(
     }[view]()
     spec = CodecSpec(64, 3)
     expected = encode(np.ascontiguousarray(seen, np.float32), spec, threads=1)
-    monkeypatch.setattr(codec, "BLOCK_BYTES", 64 * 4 * 7)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 64 * 4 * 7)
     monkeypatch.setattr(reference, "BLOCK_BYTES", 64 * 4 * 3)
     actual = encode(seen, spec, threads=threads)
     assert_array_equal(actual.codes, expected.codes)
@@ -201,6 +202,18 @@ def test_norms_beyond_the_limit_are_refused_not_clamped() -> None:
     with pytest.raises(InputError, match=r"vector \[1, 3\] has norm 1\.3e\+36, the limit is 2\^120") as caught:
         encode(x, CodecSpec(64))
     assert caught.value.code == "norm-range"
+
+
+def test_a_norm_that_only_rounding_to_float32_takes_beyond_the_limit_is_named() -> None:
+    rng = np.random.default_rng(12)
+    x = rng.standard_normal((200, 64))
+    x *= 2.0**120 * (1 - 1e-10) / np.linalg.norm(x, axis=1, keepdims=True)
+    assert (np.linalg.norm(x, axis=1) < 2.0**120).all()
+    rounded = np.linalg.norm(x.astype(np.float32).astype(np.float64), axis=1)
+    first = int((rounded > 2.0**120).argmax())
+    assert first > 0
+    with pytest.raises(InputError, match=rf"^vector \[{first}\] has norm 1\.3e\+36, the limit is 2\^120$"):
+        encode(x, CodecSpec(64))
 
 
 def test_float64_beyond_float32_is_refused() -> None:

@@ -28,6 +28,7 @@ from tqtool.container.format import CHUNK, open_container
 from tqtool.container.selection import Request, choose
 from tqtool.dtypes import AnyArray
 from tqtool.dumps.datafiles import open_file
+from tqtool.errors import InputError
 from tqtool.files import output_file
 
 
@@ -220,6 +221,17 @@ def test_bfloat16_bits(tmp_path: Path, x: AnyArray) -> None:
         decompress(tmp_path / f"{name}.tq.safetensors", tmp_path / "back.npy")
         back = np.load(tmp_path / "back.npy").view(ml_dtypes.bfloat16)
         assert_array_equal(back.astype("f4"), restored(bits).astype(ml_dtypes.bfloat16).astype("f4"))
+
+
+def test_a_norm_that_only_rounding_takes_beyond_the_limit_is_refused_with_its_place(tmp_path: Path) -> None:
+    x = np.random.default_rng(11).standard_normal((3, 200, 64))
+    x[:2] *= 2.0**100
+    x[2] *= 2.0**120 * (1 - 1e-10) / np.linalg.norm(x[2], axis=1, keepdims=True)
+    rounded = np.linalg.norm(x[2].astype(np.float32).astype(np.float64), axis=1)
+    first = int((rounded > 2.0**120).argmax())
+    np.save(tmp_path / "kv.npy", x)
+    with pytest.raises(InputError, match=rf"kv\.npy: vector \[2, {first}\] has norm 1\.3e\+36, the limit is"):
+        compress(tmp_path / "kv.npy", tmp_path / "kv.tq.safetensors")
 
 
 def test_tables_in_the_file_are_those_that_decode(tmp_path: Path, x: AnyArray) -> None:

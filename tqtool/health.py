@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.codec.reference import MAX_NORM
+from tqtool.codec.refusals import Place, beyond_limit, lengths, non_finite, too_long
 from tqtool.codec.rotation import rotate, supported_dims
 from tqtool.dumps.arrays import ArraySource, Box
 from tqtool.errors import InputError
@@ -32,7 +32,6 @@ IID_KURTOSIS = (2.7, 3.2)
 IID_CHANNEL = 1.3  # largest channel root mean square over the median one
 MIN_IID_VECTORS = 64
 
-Place = tuple[int, ...]
 Values = NDArray[np.float32] | NDArray[np.float64]
 
 P = ParamSpec("P")
@@ -189,14 +188,6 @@ def _counted(values: NDArray[np.generic]) -> NDArray[np.float64]:
     return np.where(np.isfinite(values) & (values.astype(np.float32) != 0), values, 0).astype(np.float64)
 
 
-def _norms(wide: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the lengths of vectors along the last axis; one beyond float64 is infinite."""
-    exponents = np.frexp(np.abs(wide).max(axis=-1))[1]
-    scaled = np.ldexp(wide, -exponents[..., None])
-    lengths: NDArray[np.float64] = np.ldexp(np.sqrt(np.einsum("...d,...d->...", scaled, scaled)), exponents)
-    return lengths
-
-
 def _offset_share(wide: NDArray[np.float64], squares: NDArray[np.float64]) -> float:
     """Mean over heads of |mean x|^2 / mean |x|^2; one vector alone is no offset."""
     if wide.shape[1] < 2:
@@ -239,7 +230,8 @@ def scan(source: ArraySource) -> Health:
     for box in source.boxes():
         values = source.box((*box, range(source.dim)))
         nan, inf = np.isnan(values), np.isinf(values)
-        norms = _norms(_counted(values))
+        counted = _counted(values)
+        norms = lengths(counted)
         positive = norms[norms > 0]
         norm_min = min(norm_min, float(positive.min(initial=np.inf)))
         norm_max = max(norm_max, float(positive.max(initial=0)))
@@ -249,7 +241,7 @@ def scan(source: ArraySource) -> Health:
             inf=total.inf + int(inf.sum()),
             first_nan=_earlier(total.first_nan, nan, box),
             first_inf=_earlier(total.first_inf, inf, box),
-            first_too_long=_earlier(total.first_too_long, ~(norms <= MAX_NORM), box),
+            first_too_long=_earlier(total.first_too_long, too_long(counted), box),
             zero_vectors=total.zero_vectors + int((norms == 0).sum()),
         )
     return replace(total, examined=source.count, norm_min=0.0 if norm_min == np.inf else norm_min, norm_max=norm_max)
@@ -265,31 +257,15 @@ def _earlier(place: Place | None, found: NDArray[np.bool_], box: Box) -> Place |
     return here if place is None else min(place, here)
 
 
-def refusal(source: ArraySource, *, nan_to_zero: bool = False) -> InputError:
+@quiet
+def refusal_of(source: ArraySource, *, nan_to_zero: bool = False) -> InputError:
     """Return the error that says what in the array cannot be encoded, and where; NaN can with `nan_to_zero`."""
-    found = scan(source)
-    counts = [f"{n} {name}" for n, name in ((found.nan, "NaN"), (found.inf, "Inf")) if n]
-    places = [
-        f"first {name} at {list(place)}"
-        for place, name in ((found.first_nan, "NaN"), (found.first_inf, "Inf"))
-        if place
-    ]
-    if counts and not nan_to_zero:
-        return InputError(
-            f"{source.label}: {', '.join(counts)}; {', '.join(places)}",
-            code="non-finite",
-            hint="--nan zero sets these values to 0",
-            path=source.path,
-        )
-    place = found.first_too_long
+    health = scan(source)
+    kinds = (("NaN", health.nan, health.first_nan), ("Inf", health.inf, health.first_inf))
+    found = [(name, count, place) for name, count, place in kinds if place is not None]
+    if found and not nan_to_zero:
+        return non_finite(found, label=source.label, path=source.path)
+    place = health.first_too_long
     assert place is not None, "an array was refused that has nothing wrong"
-    vector = source.box((*(range(i, i + 1) for i in place), range(source.dim))).astype(np.float64)
-    vector = np.where(np.isfinite(vector), vector, 0)
-    largest = float(np.abs(vector).max())
-    norm = largest * sqrt(float(((vector / largest) ** 2).sum()))
-    return InputError(
-        f"{source.label}: vector {list(place)} has norm {norm:.2g}, the limit is 2^120",
-        code="norm-range",
-        hint="rescale the data",
-        path=source.path,
-    )
+    vector = source.box((*(range(i, i + 1) for i in place), range(source.dim)))
+    return beyond_limit(place, float(lengths(_counted(vector)).max()), label=source.label, path=source.path)

@@ -24,7 +24,9 @@ from tqtool.attention.plain import (
 )
 from tqtool.attention.slots import SlotChoice, Slots, move_down
 from tqtool.attention.stored import StoredSide
-from tqtool.codec.codec import BLOCK_BYTES, encode, refusal
+from tqtool.codec.blocks import BLOCK_BYTES
+from tqtool.codec.codec import encode
+from tqtool.codec.refusals import refusal
 from tqtool.codec.sizes import KVConfig
 from tqtool.codec.spec import CodecSpec, Encoded
 from tqtool.codec.terms import UNTOUCHED, Law, Meta, ScaleRule

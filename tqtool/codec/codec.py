@@ -7,7 +7,6 @@ same bytes, and an array of any strides is gathered one block at a time.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from math import prod
 from typing import Literal
 
@@ -15,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool.codec import reference
+from tqtool.codec.blocks import block_rows, row_blocks
+from tqtool.codec.refusals import refusal
 from tqtool.codec.spec import FLOAT_TYPES, CodecSpec, Encoded
-from tqtool.codec.terms import FLOAT32_BYTES
 from tqtool.codec.theory import expected_errors
+from tqtool.dtypes import AnyArray
 from tqtool.errors import InputError, IntegrityError
 from tqtool.parallel import ordered_map
 from tqtool.runtime import binding as runtime
 
-BLOCK_BYTES = 4 << 20  # of float32: a unit of work for one thread, and all that is gathered at a time
 MAX_SCALE = 2.0**126  # no encoder writes more: 40.1 * 2^120
 
 
@@ -32,12 +32,20 @@ def engine() -> Literal["runtime", "reference"]:
     return "runtime" if wanted != "reference" and runtime.available() else "reference"
 
 
-def encode(x: NDArray[np.generic], spec: CodecSpec, *, threads: int | None = None) -> Encoded:
+def encode(x: AnyArray, spec: CodecSpec, *, threads: int | None = None) -> Encoded:
     """Encode the vectors along the last axis of x (..., dim): float16, bfloat16, float32 or float64.
 
     Float64 is rounded to float32 first. Raises `InputError`: "dtype", "shape", "non-finite" or "norm-range", the last
     two with positions.
     """
+    encoded = encode_if_possible(x, spec, threads=threads)
+    if encoded is None:
+        raise refusal(x)
+    return encoded
+
+
+def encode_if_possible(x: AnyArray, spec: CodecSpec, *, threads: int | None = None) -> Encoded | None:
+    """Encode as `encode` does; None if a vector is not finite or too long: the caller knows better where it lies."""
     if x.dtype.newbyteorder("=") not in FLOAT_TYPES:
         raise InputError(
             f"dtype {x.dtype} is not floating point",
@@ -49,15 +57,13 @@ def encode(x: NDArray[np.generic], spec: CodecSpec, *, threads: int | None = Non
     encode_rows = runtime.encode_rows if engine() == "runtime" else reference.encode_rows
     out = spec.zeros((prod(x.shape[:-1]),))
 
-    def encode_block(block: tuple[int, NDArray[np.generic]]) -> None:
+    def encode_block(block: tuple[int, AnyArray]) -> bool:
         start, rows = block
         with np.errstate(invalid="ignore"):  # a signalling NaN would warn before it is refused
-            if encode_rows(_native(rows), out[start : start + len(rows)]) >= 0:
-                raise refusal(x)
+            return encode_rows(_native(rows), out[start : start + len(rows)]) < 0
 
-    for _ in ordered_map(encode_block, row_blocks(x, block_rows(spec.dim)), threads=threads):
-        pass
-    return out.reshape(*x.shape[:-1])
+    possible = all(ordered_map(encode_block, row_blocks(x, block_rows(spec.dim)), threads=threads))
+    return out.reshape(*x.shape[:-1]) if possible else None
 
 
 def decode(
@@ -108,69 +114,10 @@ def expected_error(spec: CodecSpec) -> float:
     return expected_errors(spec.dim, spec.bits, spec.law)[spec.scale_rule]
 
 
-def block_rows(dim: int) -> int:
-    """Return how many vectors make a unit of work."""
-    return BLOCK_BYTES // (FLOAT32_BYTES * dim)
-
-
-def row_blocks(x: NDArray[np.generic], rows: int) -> Iterator[tuple[int, NDArray[np.generic]]]:
-    """Yield (start, block) over the vectors of x (..., dim) in C order: blocks (n, dim), n <= rows.
-
-    A block is a view where the strides allow it, else a copy of that block alone.
-    """
-    if x.ndim <= 2:
-        flat = x.reshape(-1, x.shape[-1])
-        for start in range(0, len(flat), rows):
-            yield start, flat[start : start + rows]
-        return
-    inner = prod(x.shape[1:-1])
-    if inner == 0:
-        return
-    if inner > rows:
-        for i, part in enumerate(x):
-            for start, block in row_blocks(part, rows):
-                yield i * inner + start, block
-        return
-    step = rows // inner
-    for i in range(0, len(x), step):
-        yield i * inner, x[i : i + step].reshape(-1, x.shape[-1])
-
-
-def _native(rows: NDArray[np.generic]) -> NDArray[np.floating]:
+def _native(rows: AnyArray) -> NDArray[np.floating]:
     """Return the rows in a type that both engines read, contiguous; float64 is rounded to float32."""
     dtype = rows.dtype.newbyteorder("=")
     if dtype == np.float64:
         with np.errstate(over="ignore"):  # becomes infinite, and is then refused with its position
             return np.ascontiguousarray(rows, np.float32)
     return np.ascontiguousarray(rows, dtype)
-
-
-def refusal(x: NDArray[np.generic]) -> InputError:
-    """Return the error that says where x (..., dim) is not finite or too long. One of the two must hold."""
-    counts = []
-    places = []
-    for name, found in (("NaN", np.isnan(x)), ("Inf", np.isinf(x))):
-        if count := int(found.sum()):
-            counts.append(f"{count} {name}")
-            places.append(f"first {name} at {_place(found)}")
-    if counts:
-        return InputError(
-            f"{', '.join(counts)}; {', '.join(places)}",
-            code="non-finite",
-            hint="--nan zero sets these values to 0",
-        )
-    norms = np.zeros(x.shape[:-1])
-    for j in range(x.shape[-1]):
-        norms = np.hypot(norms, x[..., j].astype(np.float64))
-    too_long = norms > reference.MAX_NORM
-    if not too_long.any():  # a float64 value beyond float32
-        too_long = (np.abs(x) > np.finfo(np.float32).max).any(axis=-1)
-    return InputError(
-        f"vector {_place(too_long)} has norm {norms[too_long].flat[0]:.2g}, the limit is 2^120",
-        code="norm-range",
-        hint="rescale the data",
-    )
-
-
-def _place(found: NDArray[np.bool_]) -> list[int]:
-    return [int(i) for i in np.unravel_index(int(found.argmax()), found.shape)]

@@ -16,12 +16,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.codec.codec import decode, encode, expected_error
+from tqtool.codec.codec import decode, encode_if_possible, expected_error
 from tqtool.codec.spec import CodecSpec, Encoded
 from tqtool.dtypes import AnyArray
 from tqtool.dumps.arrays import BLOCK_BYTES, ArraySource, Box, Store
-from tqtool.errors import InputError
-from tqtool.health import quiet, refusal
+from tqtool.health import quiet, refusal_of
 
 Stats = Literal["sample", "all", "none"]
 SAMPLE = 1 << 14  # vectors that `sample` measures at most, and that the 1 % quantile comes from
@@ -100,12 +99,9 @@ class Pipeline:
         """Read, encode, write and measure one block. Raises `InputError` with the place in the whole array."""
         values = self.source.box((*box, range(self.source.dim)))
         clean, replaced = _without_nan(values) if self.nan_to_zero else (values, 0)
-        try:
-            encoded = encode(clean, self.spec, threads=1)
-        except InputError as error:
-            if error.code in ("non-finite", "norm-range"):
-                raise refusal(self.source, nan_to_zero=self.nan_to_zero) from error
-            raise
+        encoded = encode_if_possible(clean, self.spec, threads=1)
+        if encoded is None:
+            raise refusal_of(self.source, nan_to_zero=self.nan_to_zero)
         for name, part in self.spec.parts.items():
             self.parts[name].write((*box, *map(range, part.shape)), encoded.arrays[name])
         flat = clean.reshape(-1, self.spec.dim)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool import health
-from tqtool.codec import codec
+from tqtool.codec.refusals import refusal
 from tqtool.dtypes import Float32Array
 from tqtool.dumps.arrays import ArraySource
 from tqtool.dumps.dump import Dump
@@ -164,7 +164,7 @@ def head_of(data: Dataset, index: int, head: int, max_queries: int | None = None
 
 
 def _not_finite(data: Dataset, index: int, head: int, name: str, x: Float32Array) -> InputError:
-    found = data.blame(index, name) if data.blame else codec.refusal(x)
+    found = data.blame(index, name) if data.blame else refusal(x)
     place = "" if data.blame else f"{data.name}: {name} of layer {data.layers[index]}, head {head}: "
     repair = "a query, key or value that is not finite has no attention; repair the capture"
     hint = repair if found.code == "non-finite" else found.hint
@@ -225,7 +225,7 @@ def from_dump(
         scale=dump.scaling or 1 / sqrt(dump.dim),
         notes=dump.notes if name is None else (),
         inputs=inputs,
-        blame=lambda index, kind: health.refusal(getattr(dump.layers[index], kind)),
+        blame=lambda index, kind: health.refusal_of(getattr(dump.layers[index], kind)),
     )
 
 
