@@ -11,8 +11,7 @@ import pytest
 from conftest import Run
 
 from tqtool.codec.sizes import AttentionLayer, KVConfig, cache_size, vector_bytes
-from tqtool.dumps.model_config import attention_layers
-from tqtool.errors import InputError, UsageError
+from tqtool.errors import UsageError
 from tqtool.rendering.answers.size import byte_text
 
 MIB = 1 << 20
@@ -110,59 +109,6 @@ def test_byte_counts_are_written_in_binary_units(count: int, text: str) -> None:
 
 
 LLAMA = {"num_hidden_layers": 4, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (LLAMA, (AttentionLayer(8, 128),) * 4),
-        ({k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}, (AttentionLayer(32, 128),) * 4),
-        ({**LLAMA, "head_dim": 64}, (AttentionLayer(8, 64),) * 4),
-        ({"text_config": LLAMA, "vision_config": {}}, (AttentionLayer(8, 128),) * 4),
-        ({**LLAMA, "sliding_window": 512}, (AttentionLayer(8, 128, 512),) * 4),
-        ({**LLAMA, "sliding_window": 512, "use_sliding_window": False}, (AttentionLayer(8, 128),) * 4),
-        (
-            {**LLAMA, "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 2},
-            (AttentionLayer(8, 128, 512), AttentionLayer(8, 128)) * 2,
-        ),
-        (
-            {**LLAMA, "sliding_window": 512, "sliding_window_pattern": 4},
-            (AttentionLayer(8, 128, 512),) * 3 + (AttentionLayer(8, 128),),
-        ),
-        ({**LLAMA, "layers_block_type": ["mamba", "attention", "mamba", "attention"]}, (AttentionLayer(8, 128),) * 2),
-        ({**LLAMA, "head_dim": [64, 64, 128, 128]}, (AttentionLayer(8, 64),) * 2 + (AttentionLayer(8, 128),) * 2),
-    ],
-)
-def test_model_configurations_are_read(tmp_path: Path, config: Any, expected: tuple[AttentionLayer, ...]) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config))
-    assert attention_layers(path) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "not JSON"),
-        ("[1]", "is an object"),
-        ('{"text_config": 3}', "is an object"),
-        ("{}", "none of num_hidden_layers"),
-        (json.dumps({**LLAMA, "num_hidden_layers": "four"}), "num_hidden_layers='four'"),
-        (json.dumps({**LLAMA, "num_hidden_layers": True}), "num_hidden_layers=True"),
-        (json.dumps({**LLAMA, "num_key_value_heads": [8, 8]}), "one for each of 4 layers"),
-        (json.dumps({**LLAMA, "layer_types": ["conv1d"] * 4}), "layer type 'conv1d' is not known"),
-        (json.dumps({**LLAMA, "layer_types": ["full_attention"]}), "1 layer types for 4 layers"),
-        (json.dumps({**LLAMA, "layer_types": "full_attention"}), "layer type 'full_attention' is not known"),
-        (json.dumps({**LLAMA, "layer_types": ["sliding_attention"] * 4}), "sliding_window is missing"),
-        (json.dumps({**LLAMA, "layer_types": ["mamba"] * 4}), "no layer of this model keeps"),
-        ("[" * 100_000, "not JSON"),
-    ],
-)
-def test_model_configurations_that_say_nothing_are_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(text)
-    with pytest.raises(InputError, match=message) as caught:
-        attention_layers(path)
-    assert caught.value.code == "model-config"
 
 
 def test_size_prints_the_specifications_tables(tqtool: Run) -> None:

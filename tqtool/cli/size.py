@@ -46,21 +46,23 @@ def size(
 
     Prints payload, bytes with metadata, and the ratios to FP32 and FP16.
     """
-    from tqtool.dumps.model_config import attention_layers
+    from tqtool.dumps.model_config import read_model
     from tqtool.rendering.answers.size import size_json, size_text
 
     if model is not None:
         given = {"--layers": layers, "--kv-heads": kv_heads, "--head-dim": head_dim}
         for option in (option for option, value in given.items() if value is not None):
             raise UsageError(f"{option} and --model contradict each other: the model's file says it", code="usage")
-        shape = attention_layers(model)
+        known = read_model(model)
+        shape, read = known.layers, known.read
     else:
+        read = ()
         shape = (AttentionLayer(kv_heads or 1, head_dim or 128),) * (layers or 1)
     configs = KVConfig.parse_list(config)
     if not configs:
         raise UsageError("--config names no configuration", code="usage", hint="for example -c K4/V2,K3/V2")
     sizes = {each: cache_size(each, shape, tokens=tokens, meta=meta) for each in configs}
     if as_json:
-        output.answer_json(size_json(sizes, shape, tokens, meta))
+        output.answer_json(size_json(sizes, shape, tokens, meta, read))
     else:
-        output.answer(size_text(sizes, shape, tokens, meta, terminal=output.stdout_is_terminal()))
+        output.answer(size_text(sizes, shape, tokens, meta, read, terminal=output.stdout_is_terminal()))

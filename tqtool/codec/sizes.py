@@ -97,22 +97,30 @@ class AttentionLayer:
     """What one attention layer caches for a token, and for how many tokens at most."""
 
     kv_heads: int
-    head_dim: int
+    head_dim: int  # of a key
     window: int | None = None  # of a sliding-window layer
+    value_dim: int | None = None  # None: as long as a key; 0: one latent vector serves as key and value
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """Lengths of a key and of a value vector; 0 is a value that is not stored."""
+        return self.head_dim, self.head_dim if self.value_dim is None else self.value_dim
 
 
 def cache_size(config: KVConfig, layers: Iterable[AttentionLayer], *, tokens: int, meta: Meta = "range") -> CacheSize:
     """Return the exact size of a cache of `tokens` tokens in each of the layers.
 
-    Source: the specification, Memory Layout; per token and layer key codes, value codes and both metadata.
+    A latent is coded with the bits of the keys. Source: the specification, Memory Layout; per token and layer key
+    codes, value codes and the metadata of both.
     """
     total = CacheSize(0, 0, 0)
     for layer in layers:
         pairs = layer.kv_heads * (tokens if layer.window is None else min(tokens, layer.window))
-        payload = sum(payload_bytes(layer.head_dim, bits) for bits in (config.key_bits, config.value_bits))
+        sides = zip(layer.dims, (config.key_bits, config.value_bits), strict=True)
+        stored = [(dim, bits) for dim, bits in sides if dim]
         total += CacheSize(
-            payload=pairs * payload,
-            total=pairs * config.pair_bytes(layer.head_dim, meta),
-            float32=pairs * 2 * layer.head_dim * FLOAT32_BYTES,
+            payload=pairs * sum(payload_bytes(dim, bits) for dim, bits in stored),
+            total=pairs * sum(vector_bytes(dim, bits, meta) for dim, bits in stored),
+            float32=pairs * sum(dim for dim, _ in stored) * FLOAT32_BYTES,
         )
     return total

@@ -26,10 +26,18 @@ def shape_text(layers: Sequence[AttentionLayer]) -> str:
     """Return the layers in words; equal ones are counted together."""
     kinds = dict.fromkeys(layers)
     return " + ".join(
-        f"{plural(layers.count(kind), 'layer')} x {plural(kind.kv_heads, 'KV head')} x {kind.head_dim}"
+        f"{plural(layers.count(kind), 'layer')} x {_vectors(kind)}"
         + (f" (window {kind.window})" if kind.window else "")
         for kind in kinds
     )
+
+
+def _vectors(layer: AttentionLayer) -> str:
+    """Return what a layer keeps of a token: `8 KV heads x 128`; with keys and values of two lengths `x 192/128`."""
+    key, value = layer.dims
+    if not value:
+        return f"{plural(layer.kv_heads, 'latent')} x {key}"
+    return f"{plural(layer.kv_heads, 'KV head')} x {key}" + (f"/{value}" if value != key else "")
 
 
 def plural(count: int, noun: str) -> str:
@@ -42,10 +50,11 @@ def size_text(
     layers: Sequence[AttentionLayer],
     tokens: int,
     meta: Meta,
+    read: Sequence[str],
     *,
     terminal: bool,
 ) -> str:
-    """Return the table of `tqtool size`."""
+    """Return the table of `tqtool size`; `read`: the keys of the model's configuration that it follows from."""
     columns = [Column("config", "left")] + [
         Column(title)
         for title in ("payload", "with metadata", "bytes", "FP32", "vs FP32", "payload vs FP32", "vs FP16")
@@ -64,7 +73,11 @@ def size_text(
         for config, size in sizes.items()
     ]
     title = f"{shape_text(layers)} x {plural(tokens, 'token')}, metadata {meta}"
-    return table_text(columns, rows, terminal=terminal, title=title)
+    table = table_text(columns, rows, terminal=terminal, title=title)
+    notes = [f"read: {', '.join(read)}"] if read else []
+    if any(not layer.dims[1] for layer in layers):
+        notes.append("a latent is key and value of all heads; it is counted once, with the bits of the keys")
+    return "\n".join([table, *notes])
 
 
 def ratio_text(before: int, after: int) -> str:
@@ -73,7 +86,11 @@ def ratio_text(before: int, after: int) -> str:
 
 
 def size_json(
-    sizes: Mapping[KVConfig, CacheSize], layers: Sequence[AttentionLayer], tokens: int, meta: Meta
+    sizes: Mapping[KVConfig, CacheSize],
+    layers: Sequence[AttentionLayer],
+    tokens: int,
+    meta: Meta,
+    read: Sequence[str],
 ) -> dict[str, Any]:
     """Return the same values for programs."""
     return {
@@ -81,8 +98,15 @@ def size_json(
         "tokens": tokens,
         "meta": meta,
         "layers": [
-            {"kv_heads": layer.kv_heads, "head_dim": layer.head_dim, "window": layer.window} for layer in layers
+            {
+                "kv_heads": layer.kv_heads,
+                "head_dim": layer.head_dim,
+                "value_dim": layer.dims[1],
+                "window": layer.window,
+            }
+            for layer in layers
         ],
+        "read": list(read),
         "rows": [
             {
                 "config": str(config),
