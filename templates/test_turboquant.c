@@ -120,8 +120,8 @@ static void test_round_trip(int dim, int bits) {
     double sum = 0.0, norm_ratio = 0.0;
     for (int i = 0; i < COUNT; i++) {
         fill_normal(x, (size_t)dim);
-        check(fa_tq_quantize_head(state, x, true, packed, range) == 0, "quantize fails", dim, bits, i);
-        check(fa_tq_dequantize_head(state, packed, range, true, restored) == 0, "dequantize fails", dim, bits, i);
+        check(fa_tq_quantize_head(state, x, true, packed, FA_TQ_META_RANGE, range) == 0, "quantize fails", dim, bits, i);
+        check(fa_tq_dequantize_head(state, packed, FA_TQ_META_RANGE, range, true, restored) == 0, "dequantize fails", dim, bits, i);
         sum += relative_error(restored, x, dim);
         norm_ratio += sqrt(dot(restored, restored, dim) / dot(x, x, dim));
     }
@@ -179,9 +179,9 @@ static void test_dot_products(int dim, int bits) {
         fill_normal(q, (size_t)dim);
         fill_normal(k, (size_t)dim);
         fa_tq_rotate(state, q, q_rot);
-        fa_tq_quantize_head(state, k, true, packed, range);
-        fa_tq_dequantize_head(state, packed, range, true, restored);
-        const double score = (double)fa_tq_score_head(state, q_rot, packed, range);
+        fa_tq_quantize_head(state, k, true, packed, FA_TQ_META_RANGE, range);
+        fa_tq_dequantize_head(state, packed, FA_TQ_META_RANGE, range, true, restored);
+        const double score = (double)fa_tq_score_head(state, q_rot, packed, FA_TQ_META_RANGE, range);
         const double size = sqrt(dot(q, q, dim) * dot(k, k, dim));
         check(fabs(score - dot(q, restored, dim)) < 1e-5 * size, "fused score differs", dim, bits, score);
         error += (score - dot(q, k, dim)) * (score - dot(q, k, dim));
@@ -241,7 +241,7 @@ static attention_quality measure_attention(int dim, int key_bits, int value_bits
     }
     fa_tq_state *state = state_with(dim, key_bits, value_bits, 3);
     fa_tq_cache *cache = fa_tq_cache_new(state, 1, heads, tokens);
-    float *scratch = floats(fa_tq_attention_scratch(cache, heads * group));
+    float *scratch = floats(fa_tq_attention_scratch(cache, heads * group, 1));
     const float scale = (float)(1.0 / sqrt(dim));
     int error = 0;
     for (int t = 0; t < tokens; t++) {
@@ -249,8 +249,8 @@ static attention_quality measure_attention(int dim, int key_bits, int value_bits
             error |= fa_tq_quantize(state, cache, 0, t, k + (size_t)t * row, true);
             error |= fa_tq_quantize(state, cache, 0, t, v + (size_t)t * row, false);
         } else {
-            error |= fa_tq_attention_step(state, cache, 0, t, q, k + (size_t)t * row, v + (size_t)t * row,
-                                          heads * group, scale, scratch, fused);
+            const fa_tq_step step = {0, t, 1, heads * group, q, k + (size_t)t * row, v + (size_t)t * row, scale, {0}};
+            error |= fa_tq_attention_step(cache, &step, scratch, fused);
         }
     }
     check(error == 0, "a cache call fails", dim, key_bits, error);
@@ -288,9 +288,10 @@ static void test_determinism(int dim, int bits) {
     uint8_t *codes = (uint8_t *)calloc(COUNT, bytes), packed[MAX_DIM];
     if (!codes) exit(1);
     fill_normal(x, (size_t)COUNT * (size_t)dim);
-    fa_tq_encode(first, true, x, FA_TQ_F32, COUNT, codes, scales, false, scales + 1, 2, NULL);
+    const fa_tq_packed to = {codes, bytes, 0, scales, 2, 0, FA_TQ_META_RANGE, NULL};
+    check(fa_tq_encode(first, true, x, FA_TQ_F32, COUNT, 1, &to, NULL) == 0, "encode fails", dim, bits, 0);
     for (int i = 0; i < COUNT; i++) { /* one at a time, by another state: the same bytes */
-        fa_tq_quantize_head(second, x + i * dim, true, packed, range);
+        fa_tq_quantize_head(second, x + i * dim, true, packed, FA_TQ_META_RANGE, range);
         check(memcmp(packed, codes + (size_t)i * bytes, bytes) == 0, "codes differ", dim, bits, i);
         check(bits_of(range[0]) == bits_of(scales[2 * i]) && bits_of(range[1]) == bits_of(scales[2 * i + 1]),
               "ranges differ", dim, bits, i);
@@ -307,23 +308,23 @@ static void test_edge_cases(int dim, int bits) {
     float x[MAX_DIM] = {0}, restored[MAX_DIM], range[2], unit[2];
     uint8_t packed[MAX_DIM], one[MAX_DIM];
     const size_t bytes = fa_tq_packed_size(dim, bits);
-    check(fa_tq_quantize_head(state, x, true, packed, range) == 0, "zero is refused", dim, bits, 0);
-    fa_tq_dequantize_head(state, packed, range, true, restored);
+    check(fa_tq_quantize_head(state, x, true, packed, FA_TQ_META_RANGE, range) == 0, "zero is refused", dim, bits, 0);
+    fa_tq_dequantize_head(state, packed, FA_TQ_META_RANGE, range, true, restored);
     for (int j = 0; j < dim; j++) check(restored[j] == 0.0f, "zero does not decode to zero", dim, bits, j);
     check(range[0] == 0.0f && range[1] == 0.0f, "zero has a scale", dim, bits, (double)range[0]);
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) { /* all-same vectors of any size */
         for (int j = 0; j < dim; j++) x[j] = sizes[i];
-        check(fa_tq_quantize_head(state, x, true, packed, range) == 0, "a constant is refused", dim, bits, (double)x[0]);
-        fa_tq_dequantize_head(state, packed, range, true, restored);
+        check(fa_tq_quantize_head(state, x, true, packed, FA_TQ_META_RANGE, range) == 0, "a constant is refused", dim, bits, (double)x[0]);
+        fa_tq_dequantize_head(state, packed, FA_TQ_META_RANGE, range, true, restored);
         if (sizes[i] > 1e-35f)
             check(relative_error(restored, x, dim) < 0.75, "a constant is lost", dim, bits, (double)x[0]);
     }
     fill_normal(x, (size_t)dim);
-    fa_tq_quantize_head(state, x, true, one, unit);
+    fa_tq_quantize_head(state, x, true, one, FA_TQ_META_RANGE, unit);
     for (int shift = -60; shift <= 60; shift += 20) { /* powers of two change the range only */
         float y[MAX_DIM];
         for (int j = 0; j < dim; j++) y[j] = (float)ldexp((double)x[j], shift);
-        fa_tq_quantize_head(state, y, true, packed, range);
+        fa_tq_quantize_head(state, y, true, packed, FA_TQ_META_RANGE, range);
         check(memcmp(packed, one, bytes) == 0, "codes depend on the size", dim, bits, shift);
         check((double)range[0] == ldexp((double)unit[0], shift), "the scale does not follow", dim, bits, shift);
     }
@@ -332,7 +333,7 @@ static void test_edge_cases(int dim, int bits) {
         memset(packed, 0xa5, sizeof packed);
         range[0] = range[1] = 42.0f;
         x[dim - 1] = refused[i];
-        const int error = fa_tq_quantize_head(state, x, true, packed, range);
+        const int error = fa_tq_quantize_head(state, x, true, packed, FA_TQ_META_RANGE, range);
         check(error == (i < 3 ? FA_TQ_ERR_VALUE : FA_TQ_ERR_NORM), "not refused", dim, bits, error);
         check(range[0] == 42.0f && range[1] == 42.0f && packed[0] == 0xa5, "outputs are touched", dim, bits, i);
     }
@@ -392,15 +393,15 @@ static void test_packing(int dim, int bits) {
         for (int j = 0; j < dim; j++)
             for (int bit = 0; bit < bits; bit++)
                 if ((first + j) % levels >> bit & 1) packed[(j * bits + bit) / 8] |= (uint8_t)(1 << (j * bits + bit) % 8);
-        fa_tq_dequantize_head(state, packed, one, true, restored);
+        fa_tq_dequantize_head(state, packed, FA_TQ_META_RANGE, one, true, restored);
         fa_tq_rotate(state, restored, rotated);
-        fa_tq_accum_head(state, 1.0f, packed, one, accumulated);
+        fa_tq_accum_head(state, 1.0f, packed, FA_TQ_META_RANGE, one, accumulated);
         for (int j = 0; j < dim; j++) {
             const float centroid = table->centroids[(first + j) % levels];
             check(fabs((double)rotated[j] - (double)centroid) < 1e-5, "decoding reads another level", dim, bits, j);
             check(accumulated[j] == (double)centroid, "accum_head reads another level", dim, bits, j);
             single[j] = 1.0f;
-            check(fa_tq_score_head(state, single, packed, one) == centroid, "score_head reads another level", dim, bits, j);
+            check(fa_tq_score_head(state, single, packed, FA_TQ_META_RANGE, one) == centroid, "score_head reads another level", dim, bits, j);
             single[j] = 0.0f;
         }
     }
@@ -421,8 +422,8 @@ static void test_cache(int dim, int bits) {
     check(fa_tq_cache_seq_len(cache) == 4, "length is 1 + the highest slot", dim, bits, fa_tq_cache_seq_len(cache));
     check(fa_tq_dequantize(state, cache, 1, 3, 1, true, out) == out, "dequantize fails", dim, bits, 0);
     for (int h = 0; h < HEADS; h++) { /* the cache holds what the head functions give */
-        fa_tq_quantize_head(state, x + h * dim, true, packed, range);
-        fa_tq_dequantize_head(state, packed, range, true, restored);
+        fa_tq_quantize_head(state, x + h * dim, true, packed, FA_TQ_META_RANGE, range);
+        fa_tq_dequantize_head(state, packed, FA_TQ_META_RANGE, range, true, restored);
         check(memcmp(restored, out + h * dim, (size_t)dim * sizeof(float)) == 0, "another vector", dim, bits, h);
     }
     fa_tq_dequantize(state, cache, 0, 3, 1, true, out);
@@ -482,8 +483,8 @@ static void test_seed(int dim, int bits) {
     fa_tq_rotate(zero, x, a);
     fa_tq_rotate(other, x, b);
     check(memcmp(a, b, (size_t)dim * sizeof(float)) != 0, "the seed changes nothing", dim, bits, 0);
-    fa_tq_quantize_head(zero, x, true, packed, range);
-    fa_tq_dequantize_head(other, packed, range, true, a);
+    fa_tq_quantize_head(zero, x, true, packed, FA_TQ_META_RANGE, range);
+    fa_tq_dequantize_head(other, packed, FA_TQ_META_RANGE, range, true, a);
     check(relative_error(a, x, dim) > 0.5, "another seed decodes", dim, bits, relative_error(a, x, dim));
     fa_tq_free(zero);
     fa_tq_free(other);
@@ -497,7 +498,7 @@ static void test_golden(int dim, int bits) {
         const size_t bytes = fa_tq_packed_size(dim, bits);
         float x[FA_TQ_GOLDEN_COUNT][MAX_DIM], restored[MAX_DIM], range[2];
         uint8_t packed[MAX_DIM];
-        for (int rule = FA_TQ_MATCH; rule <= FA_TQ_UNBIASED; rule++) {
+        for (int rule = FA_TQ_MATCH; rule < FA_TQ_SCALE_RULES; rule++) {
             fa_tq_state *from_header = state_with(dim, bits, bits, FA_TQ_GOLDEN_SEED);
             fa_tq_table table = *fa_tq_get_codebook(from_header, true);
             table.scale_rule = rule;
@@ -507,12 +508,12 @@ static void test_golden(int dim, int bits) {
             for (int i = 0; i < FA_TQ_GOLDEN_COUNT; i++) {
                 const fa_tq_golden_result *expected = &golden->results[i];
                 for (int j = 0; j < dim; j++) x[i][j] = float_of(golden->rows[i * dim + j]);
-                check(fa_tq_quantize_head(state, x[i], true, packed, range) == 0, fa_tq_golden_names[i], dim, bits, rule);
+                check(fa_tq_quantize_head(state, x[i], true, packed, FA_TQ_META_RANGE, range) == 0, fa_tq_golden_names[i], dim, bits, rule);
                 check(memcmp(packed, golden->codes + (size_t)i * bytes, bytes) == 0, fa_tq_golden_names[i], dim, bits, i);
                 check(bits_of(range[0]) == expected->scales[rule], fa_tq_golden_names[i], dim, bits, rule);
                 check(bits_of(range[1]) == expected->norm, fa_tq_golden_names[i], dim, bits, (double)range[1]);
                 if (rule != FA_TQ_MATCH) continue;
-                fa_tq_dequantize_head(state, packed, range, true, restored);
+                fa_tq_dequantize_head(state, packed, FA_TQ_META_RANGE, range, true, restored);
                 check(crc32_of_floats(restored, dim) == expected->decoded_crc32, fa_tq_golden_names[i], dim, bits, i);
             }
             fa_tq_free(state);

@@ -45,11 +45,10 @@ class CCache:
 
     def step(self, layer: int, pos: int, q: Any, k: Any, v: Any, scale: float) -> NDArray[np.float32]:
         heads, out = q.shape[2], np.zeros_like(q)
-        scratch = np.zeros(self.lib.fa_tq_attention_scratch(self.cache, heads), np.float32)
+        scratch = np.zeros(self.lib.fa_tq_attention_scratch(self.cache, heads, 1), np.float32)
         arrays = [self.floats(np.ascontiguousarray(x)) for x in (q, k, v)]
-        error = self.lib.fa_tq_attention_step(
-            self.state, self.cache, layer, pos, *arrays, heads, scale, self.floats(scratch), self.floats(out)
-        )
+        step = self.ffi.new("fa_tq_step *", (layer, pos, 1, heads, *arrays, scale))
+        error = self.lib.fa_tq_attention_step(self.cache, step, self.floats(scratch), self.floats(out))
         assert error == 0
         return out
 

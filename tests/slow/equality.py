@@ -37,9 +37,10 @@ sys.path.insert(0, str(ROOT / "tests"))
 from equality import DTYPES, boundary_row, fault_rows  # noqa: E402
 
 from tqtool.codec import reference  # noqa: E402
-from tqtool.codec.codec import SCALE_RULES, CodecSpec  # noqa: E402
 from tqtool.codec.packing import pack_columns  # noqa: E402
 from tqtool.codec.rotation import hadamard, hadamard_inverse, signs, supported_dims  # noqa: E402
+from tqtool.codec.spec import CodecSpec  # noqa: E402
+from tqtool.codec.terms import METAS, SCALE_RULES  # noqa: E402
 from tqtool.parallel import ordered_map  # noqa: E402
 
 RUNTIME = ROOT / "tqtool" / "runtime"
@@ -144,22 +145,26 @@ class Library:
         decoded, from_half = (np.zeros((count, spec.dim), np.float32) for _ in range(2))
         cast, null = self.ffi.cast, self.ffi.NULL
 
-        def pointer(kind: str, array: np.ndarray, start: int) -> object:
-            return cast(f"{kind} *", array.ctypes.data + start * array.strides[0])
+        def packed(codes: np.ndarray, scales: np.ndarray, meta: str, start: int) -> object:
+            floats = scales.strides[0] // scales.itemsize
+            starts = (cast("void *", array.ctypes.data + start * array.strides[0]) for array in (codes, scales))
+            return self.ffi.new(
+                "fa_tq_packed *", (next(starts), spec.code_bytes, 0, next(starts), floats, 0, METAS.index(meta), null)
+            )
 
         def work(bounds: tuple[int, int]) -> None:
             at, size = bounds[0], bounds[1] - bounds[0]
-            source, dtype = pointer("void", rows, at), DTYPES.index(rows.dtype)
-            scale, norm = pointer("float", pairs, at), pointer("float", pairs, at) + 1
+            source, dtype = cast("void *", rows.ctypes.data + at * rows.strides[0]), DTYPES.index(rows.dtype)
             encode, decode = self.lib.fa_tq_encode, self.lib.fa_tq_decode
-            to = pointer("uint8_t", codes, at)
-            assert encode(state, True, source, dtype, size, to, scale, False, norm, 2, null) == 0
-            assert decode(state, False, to, scale, False, 2, size, pointer("float", decoded, at)) == 0
-            to = pointer("uint8_t", twice, at)
-            assert encode(state, False, source, dtype, size, to, pointer("void", alone, at), False, null, 1, null) == 0
-            assert encode(state, True, source, dtype, size, to, pointer("void", half, at), True, null, 1, null) == 0
-            into = pointer("float", from_half, at)
-            assert decode(state, True, to, pointer("void", half, at), True, 1, size, into) == 0
+            for side, to, into in (
+                (True, packed(codes, pairs, "range", at), decoded),
+                (False, packed(twice, alone, "f32", at), None),
+                (True, packed(twice, half, "bf16", at), from_half),
+            ):
+                assert encode(state, side, source, dtype, size, 1, to, null) == 0
+                if into is not None:
+                    out = cast("float *", into.ctypes.data + at * into.strides[0])
+                    assert decode(state, not side, to, size, 1, out) == 0
 
         if threads == 1:
             work((0, count))

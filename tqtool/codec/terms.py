@@ -41,7 +41,7 @@ META_PARTS: dict[Meta, Part] = {
     "f32": Part((), "float32"),  # the scale, as the rest
     "bf16": Part((), "bfloat16"),
 }
-METAS: tuple[Meta, ...] = tuple(META_PARTS)
+METAS: tuple[Meta, ...] = tuple(META_PARTS)  # the order is the C runtime's enum
 
 
 def packed_bytes(count: int, bits: int) -> int:

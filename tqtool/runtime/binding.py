@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqtool.codec.spec import CodecSpec, Encoded
+from tqtool.codec.terms import METAS
 from tqtool.parallel import default_threads, ordered_map
 
 try:
@@ -22,7 +23,7 @@ try:
 except ImportError:  # not compiled: the reference serves
     lib = ffi = None
 
-API = 1  # FA_TQ_API of turboquant.h beside this file
+API = 2  # FA_TQ_API of turboquant.h beside this file
 stale = lib is not None and getattr(lib, "FA_TQ_API", 0) != API  # compiled for another version: it must not be called
 if stale:
     lib = ffi = None
@@ -55,25 +56,13 @@ def encode_rows(rows: NDArray[np.floating], out: Encoded, *, plain: bool = False
     spec, count = out.spec, len(rows)
     _require(rows.shape == (count, spec.dim))
     _require(out.lead == (count,))
-    scales, norms = np.empty((2, count), np.float32)
+    _require(all(array.flags.writeable for array in out.arrays.values()))
     bad = ffi.new("size_t *")
-    error = lib.fa_tq_encode(
-        _state(spec, spec, plain=plain),
-        True,
-        ffi.from_buffer(rows.view(np.uint8)),
-        _TYPES[rows.dtype.name],
-        count,
-        _bytes(out.codes, written=True),
-        _floats(scales, written=True),
-        False,
-        _floats(norms, written=True),
-        1,
-        bad,
-    )
+    state, source = _state(spec, spec, plain=plain), ffi.from_buffer(rows.view(np.uint8))
+    error = lib.fa_tq_encode(state, True, source, _TYPES[rows.dtype.name], count, 1, _packed(out[:, None]), bad)
     if error in (lib.FA_TQ_ERR_VALUE, lib.FA_TQ_ERR_NORM):
         return int(bad[0])
     _require(error == 0, error)
-    out.meta[...] = np.stack([scales, norms], axis=1) if spec.meta == "range" else scales
     return -1
 
 
@@ -83,8 +72,7 @@ def decode_rows(encoded: Encoded, out: NDArray[np.float32], *, plain: bool = Fal
     _require(encoded.lead == (count,))
     _require(out.shape == (count, spec.dim))
     state = _state(spec, spec, plain=plain)
-    codes, scales = np.ascontiguousarray(encoded.codes), np.ascontiguousarray(encoded.scales)
-    error = lib.fa_tq_decode(state, True, _bytes(codes), _floats(scales), False, 1, count, _floats(out, written=True))
+    error = lib.fa_tq_decode(state, True, _packed(encoded[:, None]), count, 1, _floats(out, written=True))
     _require(error == 0, error)
 
 
@@ -129,20 +117,16 @@ def attend(
         b, head, end, first = unit
         rows = min(rows_at_once, q_len - first)
         seen = max(0, lengths[b] - (q_len - first - rows)) if causal else lengths[b]
-        sides = [_packed(side[b]) for side in (keys, values)]
+        facts = ffi.new("fa_tq_attention *")
+        facts.keys, facts.values = (_packed(side[b])[0] for side in (keys, values))
+        facts.tokens, facts.first_head, facts.heads = seen, head, end - head
+        facts.rows, facts.query_heads, facts.group = rows, q_heads, group
+        facts.scale, facts.causal = scale, causal
         scratch = np.empty(lib.fa_tq_attend_scratch(state, end - head, rows, group), np.float32)
         error = lib.fa_tq_attend(
             state,
-            *sides,
-            seen,
-            head,
-            end - head,
+            facts,
             _floats(q[b, first:]),
-            rows,
-            q_heads,
-            group,
-            scale,
-            causal,
             _floats(scratch, written=True),
             _floats(out[b, first:], written=True),
         )
@@ -212,7 +196,7 @@ def _packed(side: Encoded) -> Any:
     _require(not any(stride % size for stride in meta.strides))
     code_start, scale_start = (ffi.cast("void *", part.__array_interface__["data"][0]) for part in (codes, meta))
     scale_strides = (meta.strides[0] // size, meta.strides[1] // size)
-    fields = (code_start, *codes.strides[:2], scale_start, *scale_strides, side.spec.meta == "bf16")
+    fields = (code_start, *codes.strides[:2], scale_start, *scale_strides, METAS.index(side.spec.meta), ffi.NULL)
     return ffi.new("fa_tq_packed *", fields)
 
 
@@ -251,8 +235,3 @@ def _state(keys: CodecSpec, values: CodecSpec, *, plain: bool = False) -> Any:
 def _floats(array: NDArray[np.float32], *, written: bool = False) -> Any:
     _require(array.dtype == np.float32)
     return ffi.from_buffer("float[]", array, require_writable=written)
-
-
-def _bytes(array: NDArray[np.uint8], *, written: bool = False) -> Any:
-    _require(array.dtype == np.uint8)
-    return ffi.from_buffer("uint8_t[]", array, require_writable=written)

@@ -57,6 +57,8 @@
 #define TQ_MAX_LEVELS 256
 #define TQ_MAX_LANES 8
 #define TQ_CHUNK_FLOATS 4096 /* decoded tokens that attention holds at a time: a third of a first-level cache */
+#define TQ_MAX_CHUNK (TQ_CHUNK_FLOATS / FA_TQ_MIN_DIM)
+#define TQ_BLOCK_ROWS 64 /* rows of a long step that are stored and attended with at a time */
 
 static const float tq_zeros[FA_TQ_MAX_DIM] = {0}; /* stands in for the missing rows of the last tile */
 
@@ -80,14 +82,47 @@ TQ_INLINE float tq_half(uint16_t half) {
     return sign ? -(float)rest * (1.0f / 16777216.0f) : (float)rest * (1.0f / 16777216.0f);
 }
 
+/* The nearest half of a float, ties to even; infinite from 65520 on. */
+static uint16_t tq_to_half(float value) {
+    const uint32_t bits = tq_float_bits(value), rest = bits & 0x7fffffffu;
+    const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000u);
+    if (rest >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);
+    if (rest >= 0x38800000u) return (uint16_t)(sign | (rest - 0x38000000u + 0xfffu + (rest >> 13 & 1u)) >> 13);
+    /* subnormal: adding 0.5 rounds to its last bit, 2^-24 */
+    return (uint16_t)(sign | (tq_float_bits(tq_float_of(rest) + 0.5f) - 0x3f000000u));
+}
+
 /* The upper half of a float, rounded to nearest even; for finite values. */
 TQ_INLINE uint16_t tq_to_bf16(float value) {
     const uint32_t bits = tq_float_bits(value);
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-TQ_INLINE float tq_scale_at(const void *scales, bool bf16, size_t index) {
-    return bf16 ? tq_float_of((uint32_t)((const uint16_t *)scales)[index] << 16) : ((const float *)scales)[index];
+TQ_INLINE float tq_scale_at(const void *scales, int meta, size_t index) {
+    if (meta == FA_TQ_META_BF16) return tq_float_of((uint32_t)((const uint16_t *)scales)[index] << 16);
+    return ((const float *)scales)[index];
+}
+
+TQ_INLINE void tq_put_scale(void *scales, int meta, size_t index, float scale, double norm) {
+    if (meta == FA_TQ_META_BF16) {
+        ((uint16_t *)scales)[index] = tq_to_bf16(scale);
+    } else {
+        ((float *)scales)[index] = scale;
+        if (meta == FA_TQ_META_RANGE) ((float *)scales)[index + 1] = (float)norm;
+    }
+}
+
+/* Elements of a vector's scale and norm, and the bytes of one. */
+static size_t tq_meta_elements(int meta) {
+    return meta == FA_TQ_META_RANGE ? 2 : 1;
+}
+
+static size_t tq_meta_bytes(int meta) {
+    return meta == FA_TQ_META_BF16 ? 2 : 4;
+}
+
+static size_t tq_type_bytes(int type) {
+    return type == FA_TQ_F32 ? 4 : 2;
 }
 
 /* Coordinate j of a row of the given type. */
@@ -148,22 +183,30 @@ struct fa_tq_state {
     int8_t *matrix;  /* order * order entries +-1 where order > 1; allocated with the state */
 };
 
+/* Packed vectors at equal distances. */
+typedef struct {
+    uint8_t *codes;
+    size_t code_stride; /* bytes */
+    void *scales;
+    size_t scale_stride; /* elements */
+    int meta;
+} tq_line;
+
 struct tq_kernels {
     const char *name;
     int (*norms)(const fa_tq_state *, const float *rows, size_t count);
-    int (*encode)(const fa_tq_state *, const tq_side *, const void *rows, int type, size_t count, uint8_t *codes,
-                  void *scales, bool bf16, float *norms, size_t stride, size_t *bad);
-    void (*decode)(const fa_tq_state *, const tq_side *, const uint8_t *codes, const void *scales, bool bf16,
-                   size_t stride, size_t count, float *out);
+    int (*encode)(const fa_tq_state *, const tq_side *, const void *rows, int type, size_t count, const tq_line *to,
+                  size_t *bad);
+    void (*decode)(const fa_tq_state *, const tq_side *, const tq_line *from, size_t count, float *out);
     void (*rotate)(const fa_tq_state *, bool inverse, const float *in, size_t in_stride, size_t count, float *out,
                    size_t out_stride);
-    void (*expand)(const fa_tq_state *, const tq_side *, const uint8_t *packed, size_t stride, size_t n, float *out);
+    void (*expand)(const fa_tq_state *, const tq_side *, const uint8_t *codes, size_t stride, const uint32_t *slots,
+                   size_t n, float *out);
     void (*scores)(const fa_tq_state *, const fa_tq_packed *keys, size_t head, size_t tokens, const float *queries,
                    size_t count, float *scores);
     void (*mix)(const fa_tq_state *, const fa_tq_packed *values, size_t head, size_t tokens, const float *weights,
                 size_t count, float *totals);
-    void (*attend)(const fa_tq_state *, const fa_tq_packed *keys, const fa_tq_packed *values, size_t tokens,
-                   size_t first_head, size_t heads, size_t rows, size_t group, bool causal, float *queries);
+    void (*attend)(const fa_tq_state *, const fa_tq_attention *, float *queries);
 };
 
 /* Tokens that attention decodes at a time: a multiple of four. */
@@ -171,10 +214,88 @@ static size_t tq_chunk(const fa_tq_state *state) {
     return TQ_CHUNK_FLOATS / state->padded / 4 * 4;
 }
 
-/* What attention keeps of one query, as floats: [weights of a chunk][rotated query][total][what its roundings lost]
- * [most, sum, what sum lost]. The total is of exp(score - most) * value. */
 static size_t tq_query_floats(const fa_tq_state *state) {
     return (tq_chunk(state) + 7) / 8 * 8 + 3 * state->padded + 8;
+}
+
+/* What attention keeps of one query, in tq_query_floats floats of the caller's scratch. */
+typedef struct {
+    float *weights;               /* of a chunk: scores, then exp(score - most), then times the values' scales */
+    float *rotated;               /* the query */
+    float *total, *lost;          /* of exp(score - most) * value, and what its roundings lost */
+    float *most, *sum, *sum_lost; /* largest score; of exp(score - most), and what its roundings lost */
+} tq_query;
+
+TQ_INLINE tq_query tq_query_at(const fa_tq_state *state, float *scratch, size_t index) {
+    float *end = scratch + (index + 1) * tq_query_floats(state) - 8;
+    tq_query query;
+    query.weights = scratch + index * tq_query_floats(state);
+    query.rotated = end - 3 * state->padded;
+    query.total = end - 2 * state->padded;
+    query.lost = end - state->padded;
+    query.most = end;
+    query.sum = end + 1;
+    query.sum_lost = end + 2;
+    return query;
+}
+
+/* Queries lie in scratch as in q, without the heads that a call leaves out: [row][head][group]. i counts one head's. */
+TQ_INLINE size_t tq_query_index(const fa_tq_attention *a, size_t head, size_t i) {
+    return (i / a->group * a->heads + head) * a->group + i % a->group;
+}
+
+/* The tokens that attention reads, chunk by chunk; the next chunk is known before it is needed. */
+typedef struct {
+    size_t tokens, most; /* slots that hold tokens; slots of a chunk */
+    const int32_t *entries; /* NULL: every slot, in order */
+    size_t entries_left, block, within;
+    size_t slot; /* the next one without entries */
+    size_t count, next_count;
+    uint32_t slots[TQ_MAX_CHUNK], next[TQ_MAX_CHUNK];
+} tq_walk;
+
+static size_t tq_next_chunk(tq_walk *walk, uint32_t *slots) {
+    size_t n = 0;
+    if (!walk->entries) {
+        for (; n < walk->most && walk->slot < walk->tokens; n++) slots[n] = (uint32_t)walk->slot++;
+        return n;
+    }
+    while (n < walk->most && walk->entries_left > 0) {
+        const size_t slot = *walk->entries < 0 ? walk->tokens : (size_t)*walk->entries * walk->block + walk->within;
+        if (slot < walk->tokens) slots[n++] = (uint32_t)slot;
+        if (slot < walk->tokens && ++walk->within < walk->block) continue;
+        walk->within = 0;
+        walk->entries++;
+        walk->entries_left--;
+    }
+    return n;
+}
+
+static void tq_advance(tq_walk *walk) {
+    memcpy(walk->slots, walk->next, walk->next_count * sizeof *walk->slots);
+    walk->count = walk->next_count;
+    walk->next_count = tq_next_chunk(walk, walk->next);
+}
+
+static void tq_start(tq_walk *walk, size_t tokens, const fa_tq_choice *choice, size_t head, size_t most) {
+    const bool chosen = choice && choice->entries;
+    walk->tokens = tokens;
+    walk->most = most;
+    walk->entries = chosen ? choice->entries + head * choice->head_stride : NULL;
+    walk->entries_left = chosen ? choice->count : 0;
+    walk->block = chosen && choice->block > 0 ? choice->block : 1;
+    walk->within = walk->slot = 0;
+    walk->next_count = tq_next_chunk(walk, walk->next);
+    tq_advance(walk);
+}
+
+/* How many of a chunk's tokens a row sees. Under causality slots ascend. */
+TQ_INLINE size_t tq_seen(const fa_tq_attention *a, const tq_walk *walk, size_t row) {
+    const size_t hidden = a->causal ? a->rows - 1 - row : 0; /* the newest tokens */
+    const size_t end = a->tokens > hidden ? a->tokens - hidden : 0;
+    if (hidden == 0) return walk->count;
+    if (end <= walk->slots[0]) return 0;
+    return end - walk->slots[0] < walk->count ? end - walk->slots[0] : walk->count;
 }
 
 /* ---- 3. kernels: one set an instruction set, and the choice among them ------------------------------------------ */
@@ -386,29 +507,92 @@ void fa_tq_rotate_inverse(const fa_tq_state *state, const float *in, float *out)
     state->kernels->rotate(state, true, in, state->dim, 1, out, state->dim);
 }
 
-int fa_tq_encode(const fa_tq_state *state, bool is_key, const void *rows, int type, size_t count, uint8_t *codes,
-                 void *scales, bool bf16, float *norms, size_t stride, size_t *bad) {
-    if (!state || (count > 0 && (!rows || !codes || !scales)) || type < FA_TQ_F32 || type > FA_TQ_BF16 || stride < 1)
-        return FA_TQ_ERR_ARGUMENT;
-    return state->kernels->encode(state, &state->side[is_key], rows, type, count, codes, scales, bf16, norms, stride,
-                                  bad);
+static bool tq_is_packed(const fa_tq_packed *packed) {
+    return packed && packed->codes && packed->scales && packed->meta >= 0 && packed->meta < FA_TQ_METAS;
 }
 
-int fa_tq_decode(const fa_tq_state *state, bool is_key, const uint8_t *codes, const void *scales, bool bf16,
-                 size_t stride, size_t count, float *out) {
-    if (!state || (count > 0 && (!codes || !scales || !out)) || stride < 1) return FA_TQ_ERR_ARGUMENT;
-    state->kernels->decode(state, &state->side[is_key], codes, scales, bf16, stride, count, out);
+/* Vectors from a token on, head after head. */
+static tq_line tq_line_at(const fa_tq_packed *packed, size_t token) {
+    tq_line line;
+    line.codes = packed->codes + token * packed->code_token_stride;
+    line.code_stride = packed->code_head_stride;
+    line.scales = (uint8_t *)packed->scales + token * packed->scale_token_stride * tq_meta_bytes(packed->meta);
+    line.scale_stride = packed->scale_head_stride;
+    line.meta = packed->meta;
+    return line;
+}
+
+/* Tokens that one line can hold, `tokens` if all distances are equal, else 1; a single head's are tokens' distances. */
+static size_t tq_line_tokens(const fa_tq_packed *packed, size_t tokens, size_t heads, tq_line *line) {
+    *line = tq_line_at(packed, 0);
+    if (heads == 1) {
+        line->code_stride = packed->code_token_stride;
+        line->scale_stride = packed->scale_token_stride;
+        return tokens;
+    }
+    return packed->code_token_stride == heads * packed->code_head_stride &&
+                   packed->scale_token_stride == heads * packed->scale_head_stride
+               ? tokens
+               : 1;
+}
+
+int fa_tq_encode(const fa_tq_state *state, bool is_key, const void *rows, int type, size_t tokens, size_t heads,
+                 const fa_tq_packed *to, size_t *bad) {
+    if (!state || type < 0 || type >= FA_TQ_TYPES) return FA_TQ_ERR_ARGUMENT;
+    if (tokens == 0 || heads == 0) return FA_TQ_OK;
+    if (!rows || !tq_is_packed(to)) return FA_TQ_ERR_ARGUMENT;
+    tq_line line;
+    const size_t step = tq_line_tokens(to, tokens, heads, &line), row_bytes = heads * state->dim * tq_type_bytes(type);
+    for (size_t token = 0; token < tokens; token += step) {
+        if (token > 0) line = tq_line_at(to, token);
+        const uint8_t *own = (const uint8_t *)rows + token * row_bytes;
+        const int error = state->kernels->encode(state, &state->side[is_key], own, type, step * heads, &line, bad);
+        if (error && bad) *bad += token * heads;
+        if (error) return error;
+    }
     return FA_TQ_OK;
 }
 
-int fa_tq_quantize_head(const fa_tq_state *state, const float *vec, bool is_key, uint8_t *packed, float range[2]) {
-    if (!range) return FA_TQ_ERR_ARGUMENT;
-    return fa_tq_encode(state, is_key, vec, FA_TQ_F32, 1, packed, range, false, range + 1, 2, NULL);
+int fa_tq_decode(const fa_tq_state *state, bool is_key, const fa_tq_packed *from, size_t tokens, size_t heads,
+                 float *out) {
+    if (!state) return FA_TQ_ERR_ARGUMENT;
+    if (tokens == 0 || heads == 0) return FA_TQ_OK;
+    if (!tq_is_packed(from) || !out) return FA_TQ_ERR_ARGUMENT;
+    tq_line line;
+    const size_t step = tq_line_tokens(from, tokens, heads, &line), row = heads * state->dim;
+    for (size_t token = 0; token < tokens; token += step) {
+        if (token > 0) line = tq_line_at(from, token);
+        state->kernels->decode(state, &state->side[is_key], &line, step * heads, out + token * row);
+    }
+    const fa_tq_exact *exact = from->exact;
+    for (size_t token = 0; exact && token < tokens; token++) {
+        if (exact->row_of[token] < 0) continue;
+        const size_t first = (size_t)exact->row_of[token] * exact->row_stride;
+        for (size_t j = 0; j < row; j++) out[token * row + j] = tq_element(exact->rows, exact->type, first + j);
+    }
+    return FA_TQ_OK;
 }
 
-int fa_tq_dequantize_head(const fa_tq_state *state, const uint8_t *packed, const float range[2], bool is_key,
+/* One vector as packed tokens. */
+static fa_tq_packed tq_single(uint8_t *codes, int meta, void *scale) {
+    fa_tq_packed packed;
+    memset(&packed, 0, sizeof packed);
+    packed.codes = codes;
+    packed.scales = scale;
+    packed.meta = meta;
+    return packed;
+}
+
+int fa_tq_quantize_head(const fa_tq_state *state, const float *vec, bool is_key, uint8_t *codes, int meta,
+                        void *scale) {
+    const fa_tq_packed packed = tq_single(codes, meta, scale);
+    return fa_tq_encode(state, is_key, vec, FA_TQ_F32, 1, 1, &packed, NULL);
+}
+
+int fa_tq_dequantize_head(const fa_tq_state *state, const uint8_t *codes, int meta, const void *scale, bool is_key,
                           float *out) {
-    return fa_tq_decode(state, is_key, packed, range, false, 2, 1, out);
+    const fa_tq_packed packed = tq_single((uint8_t *)(uintptr_t)codes, meta, (void *)(uintptr_t)scale);
+    return fa_tq_decode(state, is_key, &packed, 1, 1, out);
 }
 
 /* ---- 6. attention ----------------------------------------------------------------------------------------------- */
@@ -416,20 +600,23 @@ int fa_tq_dequantize_head(const fa_tq_state *state, const uint8_t *packed, const
 /* All of it happens in rotated space: q . k = (R q) . (R k) and R k is scale * centroids, so queries are rotated once,
  * values are added up as they lie in the cache, and the result is rotated back once. */
 
-float fa_tq_score_head(const fa_tq_state *state, const float *q_rot, const uint8_t *packed, const float range[2]) {
+float fa_tq_score_head(const fa_tq_state *state, const float *q_rot, const uint8_t *codes, int meta,
+                       const void *scale) {
+    static const uint32_t first[1] = {0};
     float key[FA_TQ_MAX_DIM], partial[8] = {0};
-    state->kernels->expand(state, &state->side[1], packed, 0, 1, key);
+    state->kernels->expand(state, &state->side[1], codes, 0, first, 1, key);
     for (size_t j = 0; j < state->dim; j++) partial[j % 8] += q_rot[j] * key[j];
     for (size_t width = 4; width > 0; width /= 2)
         for (size_t i = 0; i < width; i++) partial[i] += partial[i + width];
-    return range[0] * partial[0];
+    return tq_scale_at(scale, meta, 0) * partial[0];
 }
 
-void fa_tq_accum_head(const fa_tq_state *state, float weight, const uint8_t *packed, const float range[2],
+void fa_tq_accum_head(const fa_tq_state *state, float weight, const uint8_t *codes, int meta, const void *scale,
                       double *acc_rot) {
+    static const uint32_t first[1] = {0};
     float value[FA_TQ_MAX_DIM];
-    const double factor = (double)weight * (double)range[0];
-    state->kernels->expand(state, &state->side[0], packed, 0, 1, value);
+    const double factor = (double)weight * (double)tq_scale_at(scale, meta, 0);
+    state->kernels->expand(state, &state->side[0], codes, 0, first, 1, value);
     for (size_t j = 0; j < state->dim; j++) acc_rot[j] += factor * (double)value[j];
 }
 
@@ -437,40 +624,54 @@ size_t fa_tq_attend_scratch(const fa_tq_state *state, size_t heads, size_t rows,
     return heads * rows * group * tq_query_floats(state);
 }
 
-int fa_tq_attend(const fa_tq_state *state, const fa_tq_packed *keys, const fa_tq_packed *values, size_t tokens,
-                 size_t first_head, size_t heads, const float *q, size_t rows, size_t query_heads, size_t group,
-                 float scale, bool causal, float *scratch, float *out) {
-    if (!state || !keys || !values || !q || !scratch || !out || group < 1 || (first_head + heads) * group > query_heads)
+/* Whether every entry of every head stands for slots that hold tokens, or for none. */
+static bool tq_fits(const fa_tq_choice *choice, size_t heads, size_t tokens) {
+    if (!choice->entries) return true;
+    const size_t block = choice->block > 0 ? choice->block : 1, most = (tokens + block - 1) / block;
+    for (size_t head = 0; head < (choice->head_stride > 0 ? heads : 1); head++)
+        for (size_t i = 0; i < choice->count; i++) {
+            const int32_t entry = choice->entries[head * choice->head_stride + i];
+            if (entry < -1 || (entry >= 0 && (size_t)entry >= most)) return false;
+        }
+    return true;
+}
+
+int fa_tq_attend(const fa_tq_state *state, const fa_tq_attention *a, const float *q, float *scratch, float *out) {
+    if (!state || !a || !tq_is_packed(&a->keys) || !tq_is_packed(&a->values) || !q || !scratch || !out ||
+        a->group < 1 || (a->first_head + a->heads) * a->group > a->query_heads || a->tokens > UINT32_MAX ||
+        (a->choice.entries && a->causal && a->rows > 1))
         return FA_TQ_ERR_ARGUMENT;
-    const size_t floats = tq_query_floats(state), padded = state->padded, dim = state->dim;
-    const size_t weights = floats - 8 - 3 * padded;
-    const size_t together = heads * group; /* queries that lie side by side in a row of q */
-    for (size_t row = 0; row < rows; row++) {
-        const float *own = q + (row * query_heads + first_head * group) * dim;
-        float *query = scratch + row * together * floats;
-        memset(query, 0, together * floats * sizeof *query);
-        state->kernels->rotate(state, false, own, dim, together, query + weights, floats);
-        for (size_t i = 0; i < together; i++, query += floats) {
-            for (size_t j = 0; j < dim; j++) query[weights + j] *= scale;
-            query[floats - 8] = -HUGE_VALF;
+    if (!tq_fits(&a->choice, a->heads, a->tokens)) return FA_TQ_ERR_POSITION;
+    const size_t floats = tq_query_floats(state), dim = state->dim;
+    const size_t together = a->heads * a->group; /* queries that lie side by side in a row of q */
+    if (together == 0) return FA_TQ_OK;
+    for (size_t row = 0; row < a->rows; row++) {
+        const float *own = q + (row * a->query_heads + a->first_head * a->group) * dim;
+        memset(scratch + row * together * floats, 0, together * floats * sizeof *scratch);
+        state->kernels->rotate(state, false, own, dim, together, tq_query_at(state, scratch, row * together).rotated,
+                               floats);
+        for (size_t i = 0; i < together; i++) {
+            const tq_query query = tq_query_at(state, scratch, row * together + i);
+            for (size_t j = 0; j < dim; j++) query.rotated[j] *= a->scale;
+            *query.most = -HUGE_VALF;
         }
     }
-    state->kernels->attend(state, keys, values, tokens, first_head, heads, rows, group, causal, scratch);
-    for (size_t row = 0; row < rows; row++) {
-        float *query = scratch + row * together * floats, *totals = query + weights + padded;
-        for (size_t i = 0; i < together; i++, query += floats) {
-            const float sum = query[floats - 7], share = sum > 0.0f ? 1.0f / sum : 0.0f;
-            for (size_t j = 0; j < dim; j++) query[weights + padded + j] *= share;
+    state->kernels->attend(state, a, scratch);
+    for (size_t row = 0; row < a->rows; row++) {
+        for (size_t i = 0; i < together; i++) {
+            const tq_query query = tq_query_at(state, scratch, row * together + i);
+            const float share = *query.sum > 0.0f ? 1.0f / *query.sum : 0.0f;
+            for (size_t j = 0; j < dim; j++) query.total[j] *= share;
         }
-        state->kernels->rotate(state, true, totals, floats, together,
-                               out + (row * query_heads + first_head * group) * dim, dim);
+        state->kernels->rotate(state, true, tq_query_at(state, scratch, row * together).total, floats, together,
+                               out + (row * a->query_heads + a->first_head * a->group) * dim, dim);
     }
     return FA_TQ_OK;
 }
 
 int fa_tq_scores(const fa_tq_state *state, const fa_tq_packed *keys, size_t tokens, size_t head, const float *q,
                  size_t count, float *scratch, float *scores) {
-    if (!state || !keys || !q || !scratch || !scores) return FA_TQ_ERR_ARGUMENT;
+    if (!state || !tq_is_packed(keys) || tokens > UINT32_MAX || !q || !scratch || !scores) return FA_TQ_ERR_ARGUMENT;
     memset(scratch, 0, count * state->padded * sizeof *scratch);
     state->kernels->rotate(state, false, q, state->dim, count, scratch, state->padded);
     state->kernels->scores(state, keys, head, tokens, scratch, count, scores);
@@ -479,7 +680,7 @@ int fa_tq_scores(const fa_tq_state *state, const fa_tq_packed *keys, size_t toke
 
 int fa_tq_mix(const fa_tq_state *state, const fa_tq_packed *values, size_t tokens, size_t head, const float *weights,
               size_t count, float *scratch, float *out) {
-    if (!state || !values || !weights || !scratch || !out) return FA_TQ_ERR_ARGUMENT;
+    if (!state || !tq_is_packed(values) || tokens > UINT32_MAX || !weights || !scratch || !out) return FA_TQ_ERR_ARGUMENT;
     memset(scratch, 0, count * 2 * state->padded * sizeof *scratch);
     state->kernels->mix(state, values, head, tokens, weights, count, scratch);
     state->kernels->rotate(state, true, scratch, 2 * state->padded, count, out, state->dim);
@@ -488,65 +689,122 @@ int fa_tq_mix(const fa_tq_state *state, const fa_tq_packed *values, size_t token
 
 /* ---- 7. cache --------------------------------------------------------------------------------------------------- */
 
+/* Side 0 is values, side 1 keys, as everywhere: the index is is_key. */
 struct fa_tq_cache {
     const fa_tq_state *state;
+    fa_tq_cache_config config;
     size_t layers, heads, slots;
-    void *memory;             /* one block; the arrays below lie in it, 64-byte aligned, layer after layer */
-    uint8_t *codes[2];        /* values, keys: [layer][slot][head][bytes] */
-    float *ranges[2];         /* [layer][slot][head][2] */
-    size_t *lengths;          /* of each layer: 1 + highest slot whose key was written */
+    size_t sinks, window; /* exact rows of a layer: the sinks, then a ring of the newest tokens */
+    void *memory;         /* one block; the arrays below lie in it, 64-byte aligned, layer after layer */
+    size_t *lengths;      /* [layer]: 1 + highest slot whose key was written */
+    size_t *written[2];   /* [layer]: tokens */
+    uint8_t *codes[2];    /* [layer][slot][head][bytes] */
+    uint8_t *scales[2];   /* [layer][slot][head][meta] */
+    uint8_t *rows[2];     /* [layer][row][head][dim] of exact_type */
+    int32_t *row_of[2];   /* [layer][slot], -1 for none; absent without exact rows, as the next two */
+    int32_t *slot_of[2];  /* [layer][row], -1 for none */
+    fa_tq_exact *exact[2]; /* [layer] */
 };
 
-static uint8_t *tq_aligned(uint8_t *pointer) {
-    return pointer + (64 - (uintptr_t)pointer % 64) % 64;
-}
-
-/* Elements of one slot of one layer. */
-static size_t tq_slot_bytes(const fa_tq_cache *cache, int side) {
+static size_t tq_code_bytes(const fa_tq_cache *cache, int side) { /* of a slot */
     return cache->heads * cache->state->side[side].bytes;
 }
 
-static uint8_t *tq_codes_at(const fa_tq_cache *cache, int side, size_t layer, size_t slot) {
-    return cache->codes[side] + (layer * cache->slots + slot) * tq_slot_bytes(cache, side);
+static size_t tq_scale_bytes(const fa_tq_cache *cache) {
+    return cache->heads * tq_meta_elements(cache->config.meta) * tq_meta_bytes(cache->config.meta);
 }
 
-static float *tq_ranges_at(const fa_tq_cache *cache, int side, size_t layer, size_t slot) {
-    return cache->ranges[side] + (layer * cache->slots + slot) * cache->heads * 2;
+static size_t tq_row_bytes(const fa_tq_cache *cache) { /* of an exact token */
+    return cache->heads * cache->state->dim * tq_type_bytes(cache->config.exact_type);
+}
+
+static uint8_t *tq_codes_at(const fa_tq_cache *cache, int side, size_t layer, size_t slot) {
+    return cache->codes[side] + (layer * cache->slots + slot) * tq_code_bytes(cache, side);
+}
+
+static uint8_t *tq_scales_at(const fa_tq_cache *cache, int side, size_t layer, size_t slot) {
+    return cache->scales[side] + (layer * cache->slots + slot) * tq_scale_bytes(cache);
+}
+
+static size_t tq_exact_rows(const fa_tq_cache *cache) {
+    return cache->sinks + cache->window;
 }
 
 size_t fa_tq_cache_bytes(const fa_tq_cache *cache) {
-    const size_t slot = tq_slot_bytes(cache, 0) + tq_slot_bytes(cache, 1) + cache->heads * 4 * sizeof(float);
-    return cache->layers * cache->slots * slot;
+    const size_t slot = tq_code_bytes(cache, 0) + tq_code_bytes(cache, 1) + 2 * tq_scale_bytes(cache);
+    return cache->layers * (cache->slots * slot + 2 * tq_exact_rows(cache) * tq_row_bytes(cache));
 }
 
-fa_tq_cache *fa_tq_cache_new(fa_tq_state *state, int num_layers, int num_heads, int max_seq_len) {
-    if (!state || num_layers < 1 || num_heads < 1 || max_seq_len < 1) return NULL;
-    /* a vector takes at most 1024 + 8 bytes a side: refuse before a product can wrap around */
-    const size_t most = SIZE_MAX / 4096 / (size_t)num_layers / (size_t)num_heads;
-    if ((size_t)max_seq_len > most) return NULL;
+/* Takes the next array of a block, 64-byte aligned; with `memory` NULL only the size is added up. */
+static uint8_t *tq_take(uint8_t *memory, size_t *used, size_t bytes) {
+    uint8_t *array = memory ? memory + *used : NULL;
+    *used += (bytes + 63) / 64 * 64;
+    return array;
+}
+
+/* Lays the arrays out and returns their bytes. */
+static size_t tq_lay_out(fa_tq_cache *cache, uint8_t *memory) {
+    size_t used = 0;
+    const size_t layers = cache->layers, all = layers * cache->slots, rows = layers * tq_exact_rows(cache);
+    cache->lengths = (size_t *)(void *)tq_take(memory, &used, layers * sizeof(size_t));
+    for (int side = 0; side < 2; side++) {
+        cache->written[side] = (size_t *)(void *)tq_take(memory, &used, layers * sizeof(size_t));
+        cache->scales[side] = tq_take(memory, &used, all * tq_scale_bytes(cache));
+        cache->codes[side] = tq_take(memory, &used, all * tq_code_bytes(cache, side));
+        cache->rows[side] = tq_take(memory, &used, rows * tq_row_bytes(cache));
+        cache->row_of[side] = (int32_t *)(void *)tq_take(memory, &used, rows > 0 ? all * sizeof(int32_t) : 0);
+        cache->slot_of[side] = (int32_t *)(void *)tq_take(memory, &used, rows * sizeof(int32_t));
+        cache->exact[side] = (fa_tq_exact *)(void *)tq_take(memory, &used, rows > 0 ? layers * sizeof(fa_tq_exact) : 0);
+    }
+    return used;
+}
+
+fa_tq_cache *fa_tq_cache_new_with(fa_tq_state *state, const fa_tq_cache_config *config) {
+    if (!state || !config || config->layers < 1 || config->kv_heads < 1 || config->max_seq_len < 1 ||
+        config->meta < 0 || config->meta >= FA_TQ_METAS || config->exact_type < 0 ||
+        config->exact_type >= FA_TQ_TYPES || config->sink_tokens < 0 ||
+        config->sink_tokens > config->max_seq_len || config->residual_window < 0)
+        return NULL;
+    /* a token of a head takes at most 1024 + 8 bytes a side, and 4096 exactly: refuse before a product can wrap around */
+    const size_t most = SIZE_MAX / 16384 / (size_t)config->layers / (size_t)config->kv_heads;
+    if ((size_t)config->max_seq_len > most || (size_t)config->residual_window > most) return NULL;
     fa_tq_cache *cache = (fa_tq_cache *)FA_TQ_MALLOC(sizeof *cache);
     if (!cache) return NULL;
+    memset(cache, 0, sizeof *cache);
     cache->state = state;
-    cache->layers = (size_t)num_layers;
-    cache->heads = (size_t)num_heads;
-    cache->slots = (size_t)max_seq_len;
-    const size_t size = fa_tq_cache_bytes(cache) + cache->layers * sizeof(size_t) + 5 * 64;
-    cache->memory = FA_TQ_MALLOC(size);
+    cache->config = *config;
+    cache->layers = (size_t)config->layers;
+    cache->heads = (size_t)config->kv_heads;
+    cache->slots = (size_t)config->max_seq_len;
+    cache->sinks = (size_t)config->sink_tokens;
+    cache->window = (size_t)config->residual_window;
+    cache->memory = FA_TQ_MALLOC(tq_lay_out(cache, NULL) + 63);
     if (!cache->memory) {
         FA_TQ_FREE(cache);
         return NULL;
     }
-    memset(cache->memory, 0, size);
-    uint8_t *next = tq_aligned((uint8_t *)cache->memory);
-    cache->lengths = (size_t *)(void *)next;
-    next = tq_aligned(next + cache->layers * sizeof(size_t));
-    for (int side = 0; side < 2; side++) {
-        cache->ranges[side] = (float *)(void *)next;
-        next = tq_aligned(next + cache->layers * cache->slots * cache->heads * 2 * sizeof(float));
-        cache->codes[side] = next;
-        next = tq_aligned(next + cache->layers * cache->slots * tq_slot_bytes(cache, side));
+    uint8_t *start = (uint8_t *)cache->memory;
+    tq_lay_out(cache, start + (64 - (uintptr_t)start % 64) % 64);
+    for (int side = 0; side < 2 && tq_exact_rows(cache) > 0; side++) {
+        for (size_t layer = 0; layer < cache->layers; layer++) {
+            fa_tq_exact *exact = &cache->exact[side][layer];
+            exact->rows = cache->rows[side] + layer * tq_exact_rows(cache) * tq_row_bytes(cache);
+            exact->type = config->exact_type;
+            exact->row_stride = cache->heads * state->dim;
+            exact->row_of = cache->row_of[side] + layer * cache->slots;
+        }
     }
+    fa_tq_cache_clear(cache);
     return cache;
+}
+
+fa_tq_cache *fa_tq_cache_new(fa_tq_state *state, int num_layers, int num_heads, int max_seq_len) {
+    fa_tq_cache_config config;
+    memset(&config, 0, sizeof config);
+    config.layers = num_layers;
+    config.kv_heads = num_heads;
+    config.max_seq_len = max_seq_len;
+    return fa_tq_cache_new_with(state, &config);
 }
 
 void fa_tq_cache_free(fa_tq_cache *cache) {
@@ -556,11 +814,24 @@ void fa_tq_cache_free(fa_tq_cache *cache) {
 }
 
 void fa_tq_cache_clear(fa_tq_cache *cache) {
+    const size_t all = cache->layers * cache->slots, rows = cache->layers * tq_exact_rows(cache);
+    memset(cache->lengths, 0, cache->layers * sizeof *cache->lengths);
     for (int side = 0; side < 2; side++) {
-        memset(cache->codes[side], 0, cache->layers * cache->slots * tq_slot_bytes(cache, side));
-        memset(cache->ranges[side], 0, cache->layers * cache->slots * cache->heads * 2 * sizeof(float));
+        memset(cache->codes[side], 0, all * tq_code_bytes(cache, side));
+        memset(cache->scales[side], 0, all * tq_scale_bytes(cache));
+        memset(cache->rows[side], 0, rows * tq_row_bytes(cache));
+        memset(cache->written[side], 0, cache->layers * sizeof *cache->written[side]);
+        for (size_t i = 0; i < rows; i++) cache->slot_of[side][i] = -1;
+        for (size_t i = 0; rows > 0 && i < all; i++) cache->row_of[side][i] = -1;
     }
-    memset(cache->lengths, 0, cache->layers * sizeof(size_t));
+}
+
+static bool tq_has_slot(const fa_tq_cache *cache, int layer, int pos) {
+    return layer >= 0 && (size_t)layer < cache->layers && pos >= 0 && (size_t)pos < cache->slots;
+}
+
+int fa_tq_cache_layer_len(const fa_tq_cache *cache, int layer) {
+    return tq_has_slot(cache, layer, 0) ? (int)cache->lengths[layer] : FA_TQ_ERR_POSITION;
 }
 
 int fa_tq_cache_seq_len(const fa_tq_cache *cache) {
@@ -570,88 +841,228 @@ int fa_tq_cache_seq_len(const fa_tq_cache *cache) {
     return (int)longest;
 }
 
-int fa_tq_cache_evict(fa_tq_cache *cache, int n_oldest) {
-    if (!cache || n_oldest < 0 || n_oldest > fa_tq_cache_seq_len(cache)) return FA_TQ_ERR_ARGUMENT;
-    const size_t gone = (size_t)n_oldest, kept = cache->slots - gone, range = cache->heads * 2 * sizeof(float);
-    for (size_t layer = 0; layer < cache->layers; layer++) {
-        for (int side = 0; side < 2; side++) {
-            const size_t bytes = tq_slot_bytes(cache, side);
-            uint8_t *codes = tq_codes_at(cache, side, layer, 0);
-            float *ranges = tq_ranges_at(cache, side, layer, 0);
-            memmove(codes, codes + gone * bytes, kept * bytes);
-            memset(codes + kept * bytes, 0, gone * bytes);
-            memmove(ranges, tq_ranges_at(cache, side, layer, gone), kept * range);
-            memset(tq_ranges_at(cache, side, layer, kept), 0, gone * range);
-        }
-        cache->lengths[layer] = cache->lengths[layer] > gone ? cache->lengths[layer] - gone : 0;
+/* ---- exact tokens ---- */
+
+/* Notes which row keeps a slot, in place of what it kept. */
+static void tq_keep(fa_tq_cache *cache, int side, size_t layer, size_t row, size_t slot) {
+    int32_t *row_of = cache->row_of[side] + layer * cache->slots;
+    int32_t *slot_of = cache->slot_of[side] + layer * tq_exact_rows(cache);
+    if (slot_of[row] >= 0) row_of[slot_of[row]] = -1;
+    if (row_of[slot] >= 0) slot_of[row_of[slot]] = -1;
+    slot_of[row] = (int32_t)slot;
+    row_of[slot] = (int32_t)row;
+}
+
+/* Keeps those of n new tokens that are sinks or the newest; forgets what was in the others' slots. */
+static void tq_write_exact(fa_tq_cache *cache, int side, size_t layer, size_t slot, size_t n, const float *vectors) {
+    const size_t size = tq_type_bytes(cache->config.exact_type), elements = cache->heads * cache->state->dim;
+    int32_t *row_of = cache->row_of[side] + layer * cache->slots;
+    int32_t *slot_of = cache->slot_of[side] + layer * tq_exact_rows(cache);
+    if (tq_exact_rows(cache) == 0) return;
+    for (size_t i = 0; i < n; i++) {
+        if (row_of[slot + i] < 0) continue;
+        slot_of[row_of[slot + i]] = -1;
+        row_of[slot + i] = -1;
     }
+    for (size_t i = 0; i < n; i++) {
+        const bool sink = slot + i < cache->sinks;
+        if (!sink && i + cache->window < n) continue;
+        if (!sink && cache->window == 0) continue;
+        const size_t row = sink ? slot + i : cache->sinks + (cache->written[side][layer] + i) % cache->window;
+        uint8_t *to = cache->rows[side] + (layer * tq_exact_rows(cache) + row) * elements * size;
+        tq_keep(cache, side, layer, row, slot + i);
+        for (size_t j = 0; j < elements; j++) {
+            const float x = vectors[i * elements + j];
+            if (cache->config.exact_type == FA_TQ_F32) ((float *)(void *)to)[j] = x;
+            else if (cache->config.exact_type == FA_TQ_F16) ((uint16_t *)(void *)to)[j] = tq_to_half(x);
+            else ((uint16_t *)(void *)to)[j] = tq_to_bf16(x);
+        }
+    }
+    cache->written[side][layer] += n;
+}
+
+/* Follows an eviction: rows stay where they are, the slots that they keep move down. */
+static void tq_evict_exact(fa_tq_cache *cache, int side, size_t layer, size_t gone) {
+    int32_t *row_of = cache->row_of[side] + layer * cache->slots;
+    int32_t *slot_of = cache->slot_of[side] + layer * tq_exact_rows(cache);
+    for (size_t row = 0; row < tq_exact_rows(cache); row++) {
+        if (slot_of[row] < 0 || (size_t)slot_of[row] < cache->sinks) continue;
+        row_of[slot_of[row]] = -1;
+        slot_of[row] = (size_t)slot_of[row] < cache->sinks + gone ? -1 : slot_of[row] - (int32_t)gone;
+    }
+    for (size_t row = 0; row < tq_exact_rows(cache); row++)
+        if (slot_of[row] >= 0) row_of[slot_of[row]] = (int32_t)row;
+}
+
+/* Whether float16, where exact tokens are kept in it, holds the vectors. */
+static bool tq_exact_holds(const fa_tq_cache *cache, const float *vectors, size_t count) {
+    if (tq_exact_rows(cache) == 0 || cache->config.exact_type != FA_TQ_F16) return true;
+    for (size_t j = 0; j < count * cache->heads * cache->state->dim; j++)
+        if ((tq_to_half(vectors[j]) & 0x7fffu) == 0x7c00u) return false;
+    return true;
+}
+
+/* ---- eviction ---- */
+
+/* Moves slots down over `gone` ones from `start` on, and empties those that become free. */
+static void tq_move_down(uint8_t *slots, size_t bytes, size_t start, size_t gone, size_t count) {
+    memmove(slots + start * bytes, slots + (start + gone) * bytes, (count - start - gone) * bytes);
+    memset(slots + (count - gone) * bytes, 0, gone * bytes);
+}
+
+/* Tokens of a layer that an eviction can drop. */
+static size_t tq_evictable(const fa_tq_cache *cache, size_t layer) {
+    return cache->lengths[layer] > cache->sinks ? cache->lengths[layer] - cache->sinks : 0;
+}
+
+static void tq_evict(fa_tq_cache *cache, size_t layer, size_t gone) {
+    for (int side = 0; side < 2; side++) {
+        tq_move_down(tq_codes_at(cache, side, layer, 0), tq_code_bytes(cache, side), cache->sinks, gone, cache->slots);
+        tq_move_down(tq_scales_at(cache, side, layer, 0), tq_scale_bytes(cache), cache->sinks, gone, cache->slots);
+        if (tq_exact_rows(cache) > 0) tq_evict_exact(cache, side, layer, gone);
+    }
+    const size_t most = tq_evictable(cache, layer);
+    cache->lengths[layer] -= gone < most ? gone : most;
+}
+
+int fa_tq_cache_evict(fa_tq_cache *cache, int n) {
+    if (!cache || n < 0) return FA_TQ_ERR_ARGUMENT;
+    size_t most = 0;
+    for (size_t layer = 0; layer < cache->layers; layer++)
+        if (tq_evictable(cache, layer) > most) most = tq_evictable(cache, layer);
+    if ((size_t)n > most) return FA_TQ_ERR_ARGUMENT;
+    for (size_t layer = 0; layer < cache->layers; layer++) tq_evict(cache, layer, (size_t)n);
     return FA_TQ_OK;
 }
 
-static bool tq_has_slot(const fa_tq_cache *cache, int layer, int pos) {
-    return layer >= 0 && (size_t)layer < cache->layers && pos >= 0 && (size_t)pos < cache->slots;
+int fa_tq_cache_evict_layer(fa_tq_cache *cache, int layer, int n) {
+    if (!cache || n < 0) return FA_TQ_ERR_ARGUMENT;
+    if (!tq_has_slot(cache, layer, 0)) return FA_TQ_ERR_POSITION;
+    if ((size_t)n > tq_evictable(cache, (size_t)layer)) return FA_TQ_ERR_ARGUMENT;
+    tq_evict(cache, (size_t)layer, (size_t)n);
+    return FA_TQ_OK;
+}
+
+/* ---- reading and writing ---- */
+
+fa_tq_packed fa_tq_cache_packed(const fa_tq_cache *cache, int layer, bool is_key) {
+    fa_tq_packed packed;
+    memset(&packed, 0, sizeof packed);
+    if (!cache || !tq_has_slot(cache, layer, 0)) return packed;
+    packed.codes = tq_codes_at(cache, is_key, (size_t)layer, 0);
+    packed.code_token_stride = tq_code_bytes(cache, is_key);
+    packed.code_head_stride = cache->state->side[is_key].bytes;
+    packed.scales = tq_scales_at(cache, is_key, (size_t)layer, 0);
+    packed.scale_head_stride = tq_meta_elements(cache->config.meta);
+    packed.scale_token_stride = cache->heads * packed.scale_head_stride;
+    packed.meta = cache->config.meta;
+    if (tq_exact_rows(cache) > 0) packed.exact = &cache->exact[is_key][layer];
+    return packed;
+}
+
+/* The layer's packed tokens from a slot on; `exact` is room for what they point to. */
+static fa_tq_packed tq_packed_from(const fa_tq_cache *cache, int side, size_t layer, size_t slot, fa_tq_exact *exact) {
+    fa_tq_packed packed = fa_tq_cache_packed(cache, (int)layer, side);
+    packed.codes = tq_codes_at(cache, side, layer, slot);
+    packed.scales = tq_scales_at(cache, side, layer, slot);
+    if (packed.exact) {
+        *exact = *packed.exact;
+        exact->row_of += slot;
+        packed.exact = exact;
+    }
+    return packed;
 }
 
 /* Stores checked vectors. */
-static int tq_store(fa_tq_cache *cache, int layer, int pos, const float *vec, bool is_key) {
-    const size_t at = (size_t)layer, slot = (size_t)pos;
-    float *ranges = tq_ranges_at(cache, is_key, at, slot);
-    const int error = fa_tq_encode(cache->state, is_key, vec, FA_TQ_F32, cache->heads,
-                                   tq_codes_at(cache, is_key, at, slot), ranges, false, ranges + 1, 2, NULL);
-    if (!error && is_key && slot >= cache->lengths[at]) cache->lengths[at] = slot + 1;
-    return error;
+static void tq_store(fa_tq_cache *cache, size_t layer, size_t slot, size_t n, const float *vectors, bool is_key) {
+    fa_tq_exact unused;
+    const fa_tq_packed to = tq_packed_from(cache, is_key, layer, slot, &unused);
+    fa_tq_encode(cache->state, is_key, vectors, FA_TQ_F32, n, cache->heads, &to, NULL);
+    tq_write_exact(cache, is_key, layer, slot, n, vectors);
+    if (is_key && slot + n > cache->lengths[layer]) cache->lengths[layer] = slot + n;
+}
+
+/* 0 if `count` tokens' vectors can be stored. */
+static int tq_check_vectors(const fa_tq_cache *cache, const float *vectors, size_t count) {
+    const int error = cache->state->kernels->norms(cache->state, vectors, count * cache->heads);
+    if (error) return error;
+    return tq_exact_holds(cache, vectors, count) ? FA_TQ_OK : FA_TQ_ERR_EXACT;
 }
 
 int fa_tq_quantize(fa_tq_state *state, fa_tq_cache *cache, int layer, int pos, const float *vec, bool is_key) {
     if (!state || !cache || cache->state != state || !vec) return FA_TQ_ERR_ARGUMENT;
     if (!tq_has_slot(cache, layer, pos)) return FA_TQ_ERR_POSITION;
-    const int error = state->kernels->norms(state, vec, cache->heads);
-    return error ? error : tq_store(cache, layer, pos, vec, is_key);
+    const int error = tq_check_vectors(cache, vec, 1);
+    if (!error) tq_store(cache, (size_t)layer, (size_t)pos, 1, vec, is_key);
+    return error;
 }
 
 float *fa_tq_dequantize(fa_tq_state *state, fa_tq_cache *cache, int layer, int start, int count, bool is_key,
                         float *out) {
+    fa_tq_exact exact;
     if (!state || !cache || cache->state != state || !out || count < 0) return NULL;
     if (count == 0) return out;
     if (!tq_has_slot(cache, layer, start) || (size_t)count > cache->slots - (size_t)start) return NULL;
-    fa_tq_decode(state, is_key, tq_codes_at(cache, is_key, (size_t)layer, (size_t)start),
-                 tq_ranges_at(cache, is_key, (size_t)layer, (size_t)start), false, 2, (size_t)count * cache->heads,
-                 out);
+    const fa_tq_packed from = tq_packed_from(cache, is_key, (size_t)layer, (size_t)start, &exact);
+    fa_tq_decode(state, is_key, &from, (size_t)count, cache->heads, out);
     return out;
 }
 
-static fa_tq_packed tq_packed(const fa_tq_cache *cache, int side, size_t layer) {
-    fa_tq_packed packed;
-    packed.codes = tq_codes_at(cache, side, layer, 0);
-    packed.code_token_stride = tq_slot_bytes(cache, side);
-    packed.code_head_stride = cache->state->side[side].bytes;
-    packed.scales = tq_ranges_at(cache, side, layer, 0);
-    packed.scale_token_stride = cache->heads * 2;
-    packed.scale_head_stride = 2;
-    packed.bf16 = false;
-    return packed;
+/* 0 if the tokens fit into the cache. */
+static int tq_check_tokens(const fa_tq_cache *cache, int layer, int pos, int rows, const float *k, const float *v) {
+    if (!cache || rows < 1 || !k || !v) return FA_TQ_ERR_ARGUMENT;
+    if (!tq_has_slot(cache, layer, pos) || (size_t)rows > cache->slots - (size_t)pos) return FA_TQ_ERR_POSITION;
+    const int error = tq_check_vectors(cache, k, (size_t)rows);
+    return error ? error : tq_check_vectors(cache, v, (size_t)rows);
 }
 
-size_t fa_tq_attention_scratch(const fa_tq_cache *cache, int num_q_heads) {
-    if (num_q_heads < 1 || (size_t)num_q_heads % cache->heads != 0) return 0;
-    return fa_tq_attend_scratch(cache->state, cache->heads, 1, (size_t)num_q_heads / cache->heads);
-}
-
-int fa_tq_attention_step(const fa_tq_state *state, fa_tq_cache *cache, int layer, int pos, const float *q,
-                         const float *k, const float *v, int num_q_heads, float scale, float *scratch, float *out) {
-    if (!state || !cache || cache->state != state || !q || !k || !v || !scratch || !out || num_q_heads < 1 ||
-        (size_t)num_q_heads % cache->heads != 0)
-        return FA_TQ_ERR_ARGUMENT;
-    if (!tq_has_slot(cache, layer, pos)) return FA_TQ_ERR_POSITION;
-    int error = state->kernels->norms(state, k, cache->heads);
-    if (!error) error = state->kernels->norms(state, v, cache->heads);
-    if (!error) error = tq_store(cache, layer, pos, k, true);
-    if (!error) error = tq_store(cache, layer, pos, v, false);
+int fa_tq_cache_write(fa_tq_cache *cache, int layer, int pos, int rows, const float *k, const float *v) {
+    const int error = tq_check_tokens(cache, layer, pos, rows, k, v);
     if (error) return error;
-    const fa_tq_packed keys = tq_packed(cache, 1, (size_t)layer), values = tq_packed(cache, 0, (size_t)layer);
-    const size_t query_heads = (size_t)num_q_heads;
-    return fa_tq_attend(state, &keys, &values, cache->lengths[layer], 0, cache->heads, q, 1, query_heads,
-                        query_heads / cache->heads, scale, false, scratch, out);
+    tq_store(cache, (size_t)layer, (size_t)pos, (size_t)rows, k, true);
+    tq_store(cache, (size_t)layer, (size_t)pos, (size_t)rows, v, false);
+    return FA_TQ_OK;
+}
+
+/* A single row attends with all heads in one pass; of many rows, each head takes a pass of its own. */
+size_t fa_tq_attention_scratch(const fa_tq_cache *cache, int num_q_heads, int rows) {
+    if (num_q_heads < 1 || (size_t)num_q_heads % cache->heads != 0 || rows < 1) return 0;
+    const size_t group = (size_t)num_q_heads / cache->heads, block = rows < TQ_BLOCK_ROWS ? (size_t)rows : TQ_BLOCK_ROWS;
+    return fa_tq_attend_scratch(cache->state, 1, block > cache->heads ? block : cache->heads, group);
+}
+
+int fa_tq_attention_step(fa_tq_cache *cache, const fa_tq_step *step, float *scratch, float *out) {
+    if (!cache || !step || !step->q || !scratch || !out || step->num_q_heads < 1 ||
+        (size_t)step->num_q_heads % cache->heads != 0 || (step->choice.entries && step->rows != 1))
+        return FA_TQ_ERR_ARGUMENT;
+    const int error = tq_check_tokens(cache, step->layer, step->pos, step->rows, step->k, step->v);
+    if (error) return error;
+    const size_t layer = (size_t)step->layer, rows = (size_t)step->rows, end = (size_t)step->pos + rows;
+    const size_t length = cache->lengths[layer] > end ? cache->lengths[layer] : end;
+    if (!tq_fits(&step->choice, cache->heads, length)) return FA_TQ_ERR_POSITION;
+    /* in a ring that has come round, what a row sees is no longer the first slots: one after the other */
+    const size_t block = length > end ? 1 : TQ_BLOCK_ROWS, vector = cache->heads * cache->state->dim;
+    fa_tq_attention attention;
+    memset(&attention, 0, sizeof attention);
+    attention.keys = fa_tq_cache_packed(cache, step->layer, true);
+    attention.values = fa_tq_cache_packed(cache, step->layer, false);
+    attention.query_heads = (size_t)step->num_q_heads;
+    attention.group = attention.query_heads / cache->heads;
+    attention.scale = step->scale;
+    attention.causal = true;
+    attention.choice = step->choice;
+    for (size_t row = 0; row < rows; row += attention.rows) {
+        attention.rows = rows - row < block ? rows - row : block;
+        tq_store(cache, layer, (size_t)step->pos + row, attention.rows, step->k + row * vector, true);
+        tq_store(cache, layer, (size_t)step->pos + row, attention.rows, step->v + row * vector, false);
+        attention.tokens = cache->lengths[layer];
+        attention.heads = attention.rows == 1 ? cache->heads : 1;
+        for (attention.first_head = 0; attention.first_head < cache->heads; attention.first_head += attention.heads) {
+            const size_t first = row * attention.query_heads * cache->state->dim;
+            fa_tq_attend(cache->state, &attention, step->q + first, scratch, out + first);
+        }
+    }
+    return FA_TQ_OK;
 }
 
 /* ---- 8. diagnosis ----------------------------------------------------------------------------------------------- */
@@ -663,7 +1074,8 @@ const char *fa_tq_strerror(int error) {
         case FA_TQ_ERR_DIM: return "no Hadamard matrix of that order is built";
         case FA_TQ_ERR_VALUE: return "a vector holds NaN or infinity";
         case FA_TQ_ERR_NORM: return "a vector's norm exceeds 2^120";
-        case FA_TQ_ERR_POSITION: return "layer or position outside the cache";
+        case FA_TQ_ERR_POSITION: return "layer or slot outside the cache";
+        case FA_TQ_ERR_EXACT: return "a value is too large for the type in which exact tokens are kept";
         case FA_TQ_ERR_SELFTEST: return "this build computes wrong bits, or its tables are damaged";
         default: return "unknown error";
     }
@@ -698,8 +1110,11 @@ static uint32_t tq_golden_crc32(int dim, int bits, int rule, bool plain) {
     fa_tq_state *state = fa_tq_init_with(dim, &table, &table, 42);
     if (!state) return 0;
     if (plain) fa_tq_use_plain(state);
-    fa_tq_encode(state, true, rows, FA_TQ_F32, 9, codes, scales, false, scales + 1, 2, NULL);
-    fa_tq_decode(state, true, codes, scales, false, 2, 9, decoded);
+    fa_tq_packed packed = tq_single(codes, FA_TQ_META_RANGE, scales);
+    packed.code_token_stride = fa_tq_packed_size(dim, bits);
+    packed.scale_token_stride = 2;
+    fa_tq_encode(state, true, rows, FA_TQ_F32, 9, 1, &packed, NULL);
+    fa_tq_decode(state, true, &packed, 9, 1, decoded);
     uint32_t crc = 0;
     for (size_t i = 0; i < 9 * fa_tq_packed_size(dim, bits); i++) crc = tq_crc32(crc, codes[i]);
     for (int i = 0; i < 9 * 2; i++) crc = tq_crc32(crc, tq_float_bits(scales[i]));

@@ -142,32 +142,32 @@ FN_INLINE void FN(store_tile)(const VF *x, size_t dim, float *out, size_t stride
 }
 
 /* words[w] = 32-bit word w of each lane's packed row; rows of `bytes` bytes, the last word filled up with zeros. */
-FN_INLINE void FN(load_words)(const uint8_t *codes, size_t bytes, size_t count, VU *words) {
+FN_INLINE void FN(load_words)(const uint8_t *codes, size_t stride, size_t bytes, size_t count, VU *words) {
     size_t w = 0;
 #if LANES == 8
     for (; 4 * w + 32 <= bytes && count == 8; w += 8) {
         VF r[8];
-        TQ_UNROLL for (size_t l = 0; l < 8; l++) memcpy(&r[l], codes + l * bytes + 4 * w, 32);
+        TQ_UNROLL for (size_t l = 0; l < 8; l++) memcpy(&r[l], codes + l * stride + 4 * w, 32);
         FN(transpose)(r);
         TQ_UNROLL for (size_t i = 0; i < 8; i++) words[w + i] = BITS_OF(r[i]);
     }
 #endif
     for (; 4 * w < bytes; w++)
-        for (size_t l = 0; l < count; l++) LANE(words[w], l) = tq_word(codes + l * bytes + 4 * w, bytes - 4 * w);
+        for (size_t l = 0; l < count; l++) LANE(words[w], l) = tq_word(codes + l * stride + 4 * w, bytes - 4 * w);
 }
 
-FN_INLINE void FN(store_words)(const VU *words, size_t bytes, size_t count, uint8_t *codes) {
+FN_INLINE void FN(store_words)(const VU *words, size_t bytes, size_t count, uint8_t *codes, size_t stride) {
     size_t w = 0;
 #if LANES == 8
     for (; 4 * w + 32 <= bytes && count == 8; w += 8) {
         VF r[8];
         TQ_UNROLL for (size_t i = 0; i < 8; i++) r[i] = FLOATS_OF(words[w + i]);
         FN(transpose)(r);
-        TQ_UNROLL for (size_t l = 0; l < 8; l++) memcpy(codes + l * bytes + 4 * w, &r[l], 32);
+        TQ_UNROLL for (size_t l = 0; l < 8; l++) memcpy(codes + l * stride + 4 * w, &r[l], 32);
     }
 #endif
     for (; 4 * w < bytes; w++)
-        for (size_t l = 0; l < count; l++) tq_put_word(codes + l * bytes + 4 * w, bytes - 4 * w, LANE(words[w], l));
+        for (size_t l = 0; l < count; l++) tq_put_word(codes + l * stride + 4 * w, bytes - 4 * w, LANE(words[w], l));
 }
 
 /* Asks for memory that the next tile reads or writes: a tile is too short for processors to see a pattern. */
@@ -413,7 +413,7 @@ FN_INLINE float FN(scale_of)(int rule, double norm, double energy, double produc
 }
 
 static TQ_TARGET int FN(encode)(const fa_tq_state *s, const tq_side *t, const void *rows, int type, size_t count,
-                                uint8_t *codes, void *scales, bool bf16, float *norms, size_t stride, size_t *bad) {
+                                const tq_line *to, size_t *bad) {
     const size_t row_bytes = s->dim * (type == FA_TQ_F32 ? 4 : 2);
     VF x[FA_TQ_MAX_DIM], spare[FA_TQ_MAX_DIM];
     VU words[FA_TQ_MAX_DIM / 4 + 1];
@@ -441,13 +441,10 @@ static TQ_TARGET int FN(encode)(const fa_tq_state *s, const tq_side *t, const vo
         memcpy(product, wide_product, sizeof product);
 
         for (size_t l = 0; l < n; l++) {
-            const size_t at = (first + l) * stride;
             const float scale = FN(scale_of)(t->table.scale_rule, norm[l], energy[l], product[l]);
-            if (bf16) ((uint16_t *)scales)[at] = tq_to_bf16(scale);
-            else ((float *)scales)[at] = scale;
-            if (norms) norms[at] = (float)norm[l];
+            tq_put_scale(to->scales, to->meta, (first + l) * to->scale_stride, scale, norm[l]);
         }
-        FN(store_words)(words, t->bytes, n, codes + first * t->bytes);
+        FN(store_words)(words, t->bytes, n, to->codes + first * to->code_stride, to->code_stride);
     }
     return FA_TQ_OK;
 }
@@ -485,8 +482,8 @@ FN_INLINE void FN(unpack_tile)(const tq_side *t, const VU *words, size_t dim, VF
     }
 }
 
-static TQ_TARGET void FN(decode)(const fa_tq_state *s, const tq_side *t, const uint8_t *codes, const void *scales,
-                                 bool bf16, size_t stride, size_t count, float *out) {
+static TQ_TARGET void FN(decode)(const fa_tq_state *s, const tq_side *t, const tq_line *from, size_t count,
+                                 float *out) {
     VF x[FA_TQ_MAX_DIM], spare[FA_TQ_MAX_DIM];
     VU words[FA_TQ_MAX_DIM / 4 + 1];
     memset(words, 0, sizeof words);
@@ -496,8 +493,8 @@ static TQ_TARGET void FN(decode)(const fa_tq_state *s, const tq_side *t, const u
         float *own = out + first * s->dim;
         if (first + 2 * LANES <= count) FN(fetch)(own + LANES * s->dim, LANES * s->dim * sizeof(float));
         for (size_t l = 0; l < n; l++)
-            factors[l] = (double)tq_scale_at(scales, bf16, (first + l) * stride) / s->root;
-        FN(load_words)(codes + first * t->bytes, t->bytes, n, words);
+            factors[l] = (double)tq_scale_at(from->scales, from->meta, (first + l) * from->scale_stride) / s->root;
+        FN(load_words)(from->codes + first * from->code_stride, from->code_stride, t->bytes, n, words);
         if (t->bits == 2) FN(unpack_tile)(t, words, s->dim, x, 2);
         else if (t->bits == 3) FN(unpack_tile)(t, words, s->dim, x, 3);
         else if (t->bits == 4) FN(unpack_tile)(t, words, s->dim, x, 4);
@@ -564,14 +561,15 @@ FN_INLINE void FN(expand_32)(const tq_register_book *book, const uint8_t *packed
 }
 #endif
 
-/* The centroids of n packed vectors, each padded to s->padded floats; what lies past dim is arbitrary but finite. */
-FN_INLINE void FN(expand_bits)(const fa_tq_state *s, const tq_side *t, const uint8_t *packed, size_t stride, size_t n,
-                               float *out, int bits) {
+/* The centroids of vectors slots[0 .. n - 1], each padded to s->padded floats; past dim they are arbitrary but finite. */
+FN_INLINE void FN(expand_bits)(const fa_tq_state *s, const tq_side *t, const uint8_t *codes, size_t stride,
+                               const uint32_t *slots, size_t n, float *out, int bits) {
     const uint32_t mask = (1u << bits) - 1;
 #if LANES == 8
     const tq_register_book book = FN(load_book)(t, bits);
 #endif
-    for (size_t i = 0; i < n; i++, packed += stride, out += s->padded) {
+    for (size_t i = 0; i < n; i++, out += s->padded) {
+        const uint8_t *packed = codes + slots[i] * stride;
         size_t j = 0, byte = 0;
 #if LANES == 8
         if (bits <= 4) {
@@ -592,31 +590,67 @@ FN_INLINE void FN(expand_bits)(const fa_tq_state *s, const tq_side *t, const uin
     }
 }
 
-static TQ_TARGET void FN(expand)(const fa_tq_state *s, const tq_side *t, const uint8_t *packed, size_t stride,
-                                 size_t n, float *out) {
-    if (t->bits == 2) FN(expand_bits)(s, t, packed, stride, n, out, 2);
-    else if (t->bits == 3) FN(expand_bits)(s, t, packed, stride, n, out, 3);
-    else if (t->bits == 4) FN(expand_bits)(s, t, packed, stride, n, out, 4);
-    else FN(expand_bits)(s, t, packed, stride, n, out, t->bits);
+static TQ_TARGET void FN(expand)(const fa_tq_state *s, const tq_side *t, const uint8_t *codes, size_t stride,
+                                 const uint32_t *slots, size_t n, float *out) {
+    if (t->bits == 2) FN(expand_bits)(s, t, codes, stride, slots, n, out, 2);
+    else if (t->bits == 3) FN(expand_bits)(s, t, codes, stride, slots, n, out, 3);
+    else if (t->bits == 4) FN(expand_bits)(s, t, codes, stride, slots, n, out, 4);
+    else FN(expand_bits)(s, t, codes, stride, slots, n, out, t->bits);
 }
 
-/* Centroids and scales of n tokens of one head. Tokens lie a stride apart, which processors do not fetch ahead by
- * themselves: the next chunk is asked for here. */
-FN_INLINE void FN(expand_chunk)(const fa_tq_state *s, const tq_side *t, const fa_tq_packed *packed, size_t head,
-                                size_t first, size_t n, size_t tokens, float *rows, float *scales) {
-    const uint8_t *codes = packed->codes + first * packed->code_token_stride + head * packed->code_head_stride;
-    const size_t chunk = tq_chunk(s);
-    for (size_t i = 0; i < n; i++) {
-        const size_t scale = (first + i) * packed->scale_token_stride + head * packed->scale_head_stride;
-        if (first + i + chunk < tokens) {
-            for (size_t byte = 0; byte < t->bytes; byte += 64)
-                TQ_PREFETCH(codes + (i + chunk) * packed->code_token_stride + byte);
-            TQ_PREFETCH((const uint8_t *)packed->scales +
-                        (scale + chunk * packed->scale_token_stride) * (packed->bf16 ? 2 : 4));
+/* Exact tokens among slots[0 .. n - 1]: their rows, rotated, in place of centroids, with scale 1. */
+static TQ_TARGET void FN(expand_exact)(const fa_tq_state *s, const fa_tq_exact *exact, size_t head,
+                                       const uint32_t *slots, size_t n, float *rows, float *scales) {
+    VF x[FA_TQ_MAX_DIM], spare[FA_TQ_MAX_DIM];
+    const size_t size = tq_type_bytes(exact->type);
+    double factors[LANES];
+    for (int l = 0; l < LANES; l++) factors[l] = 1.0 / s->root;
+    for (size_t i = 0; i < n;) {
+        const void *row[LANES];
+        size_t at[LANES] = {0}, found = 0;
+        for (; i < n && found < LANES; i++) {
+            if (exact->row_of[slots[i]] < 0) continue;
+            const size_t first = (size_t)exact->row_of[slots[i]] * exact->row_stride + head * s->dim;
+            row[found] = (const uint8_t *)exact->rows + first * size;
+            at[found++] = i;
         }
-        scales[i] = tq_scale_at(packed->scales, packed->bf16, scale);
+        if (found == 0) return;
+        for (size_t l = found; l < LANES; l++) row[l] = row[0];
+        FN(load_tile)(row, exact->type, s->dim, x);
+        FN(scale_tile)(s, x, factors);
+        const VF *y = FN(hadamard)(s, false, x, spare);
+        float *tile = (float *)(y == x ? spare : x);
+        FN(store_tile)(y, s->dim, tile, s->dim, found);
+        for (size_t l = 0; l < found; l++) {
+            memcpy(rows + at[l] * s->padded, tile + l * s->dim, s->dim * sizeof *rows);
+            scales[at[l]] = 1.0f;
+        }
     }
-    FN(expand)(s, t, codes, packed->code_token_stride, n, rows);
+}
+
+/* Asks for a head's next n tokens: they lie a stride apart, which processors do not fetch ahead by themselves. */
+FN_INLINE void FN(fetch_chunk)(const tq_side *t, const fa_tq_packed *packed, size_t head, const uint32_t *slots,
+                               size_t n) {
+    const uint8_t *codes = packed->codes + head * packed->code_head_stride;
+    const size_t size = packed->meta == FA_TQ_META_BF16 ? 2 : 4;
+    for (size_t i = 0; i < n; i++) {
+        for (size_t byte = 0; byte < t->bytes; byte += 64)
+            TQ_PREFETCH(codes + slots[i] * packed->code_token_stride + byte);
+        TQ_PREFETCH((const uint8_t *)packed->scales +
+                    (slots[i] * packed->scale_token_stride + head * packed->scale_head_stride) * size);
+    }
+}
+
+/* One head's tokens of a chunk: rotated vectors without their scales, and the scales. */
+FN_INLINE void FN(expand_chunk)(const fa_tq_state *s, const tq_side *t, const fa_tq_packed *packed, size_t head,
+                                const tq_walk *walk, float *rows, float *scales) {
+    const size_t head_scale = head * packed->scale_head_stride;
+    FN(fetch_chunk)(t, packed, head, walk->next, walk->next_count);
+    for (size_t i = 0; i < walk->count; i++)
+        scales[i] = tq_scale_at(packed->scales, packed->meta, walk->slots[i] * packed->scale_token_stride + head_scale);
+    FN(expand)(s, t, packed->codes + head * packed->code_head_stride, packed->code_token_stride, walk->slots,
+               walk->count, rows);
+    if (packed->exact) FN(expand_exact)(s, packed->exact, head, walk->slots, walk->count, rows, scales);
 }
 
 /* Products of q with four rows. */
@@ -670,19 +704,20 @@ FN_INLINE void FN(add_carefully)(VF part, float *total, float *lost) {
 }
 
 /* Scores of n tokens become weights exp(score - most); a new maximum shrinks what was added up before. */
-FN_INLINE void FN(weigh)(float *weights, size_t n, float *query, size_t padded) {
-    float *total = query + padded, *end = query + 3 * padded; /* most, sum, lost */
+FN_INLINE void FN(weigh)(const tq_query *query, size_t n, size_t padded) {
+    float *weights = query->weights;
     for (size_t i = n; i % 8 != 0; i++) weights[i] = -HUGE_VALF; /* fills up the last register */
-    VF tops = FN(broadcast)(end[0]);
+    VF tops = FN(broadcast)(*query->most);
     for (size_t i = 0; i < n; i += LANES) tops = FN(larger)(tops, FN(read)(weights + i));
     float most = LANE(tops, 0);
     for (int l = 1; l < LANES; l++) most = LANE(tops, l) > most ? LANE(tops, l) : most;
-    if (most > end[0]) {
-        const float shrink = expf(end[0] - most);
-        for (size_t j = 0; j < 2 * padded; j++) total[j] *= shrink;
-        end[1] *= shrink;
-        end[2] *= shrink;
-        end[0] = most;
+    if (most > *query->most) {
+        const float shrink = expf(*query->most - most);
+        for (size_t j = 0; j < padded; j++) query->total[j] *= shrink;
+        for (size_t j = 0; j < padded; j++) query->lost[j] *= shrink;
+        *query->sum *= shrink;
+        *query->sum_lost *= shrink;
+        *query->most = most;
     }
     VF sum = FN(broadcast)(0.0f);
     for (size_t i = 0; i < n; i += LANES) {
@@ -692,14 +727,13 @@ FN_INLINE void FN(weigh)(float *weights, size_t n, float *query, size_t padded) 
     }
     float part = 0.0f;
     for (int l = 0; l < LANES; l++) part += LANE(sum, l);
-    const float corrected = part - end[2], after = end[1] + corrected;
-    end[2] = (after - end[1]) - corrected;
-    end[1] = after;
+    const float corrected = part - *query->sum_lost, after = *query->sum + corrected;
+    *query->sum_lost = (after - *query->sum) - corrected;
+    *query->sum = after;
 }
 
 /* total += sum of w[i] * row i. */
-FN_INLINE void FN(add_rows)(const float *w, const float *rows, size_t n, float *total, size_t padded) {
-    float *lost = total + padded;
+FN_INLINE void FN(add_rows)(const float *w, const float *rows, size_t n, float *total, float *lost, size_t padded) {
     size_t j = 0;
     for (; j + 4 * LANES <= padded; j += 4 * LANES) {
         VF part[4];
@@ -719,14 +753,15 @@ FN_INLINE void FN(add_rows)(const float *w, const float *rows, size_t n, float *
 
 static TQ_TARGET void FN(scores)(const fa_tq_state *s, const fa_tq_packed *keys, size_t head, size_t tokens,
                                  const float *queries, size_t count, float *scores) {
-    float decoded[TQ_CHUNK_FLOATS], scales[TQ_CHUNK_FLOATS / FA_TQ_MIN_DIM], four[4];
-    const size_t chunk = tq_chunk(s), padded = s->padded;
+    float decoded[TQ_CHUNK_FLOATS], scales[TQ_MAX_CHUNK], four[4];
+    const size_t padded = s->padded;
+    tq_walk walk;
     memset(decoded, 0, sizeof decoded);
-    for (size_t first = 0; first < tokens; first += chunk) {
-        const size_t n = tokens - first < chunk ? tokens - first : chunk;
-        FN(expand_chunk)(s, &s->side[1], keys, head, first, n, tokens, decoded, scales);
+    tq_start(&walk, tokens, NULL, 0, tq_chunk(s));
+    for (size_t first = 0; walk.count > 0; first += walk.count, tq_advance(&walk)) {
+        FN(expand_chunk)(s, &s->side[1], keys, head, &walk, decoded, scales);
         for (size_t i = 0; i < count; i++) {
-            for (size_t t = 0; t < n; t++) {
+            for (size_t t = 0; t < walk.count; t++) {
                 if (t % 4 == 0) FN(four_products)(queries + i * padded, decoded + t * padded, padded, four);
                 scores[i * tokens + first + t] = four[t % 4] * scales[t];
             }
@@ -737,49 +772,47 @@ static TQ_TARGET void FN(scores)(const fa_tq_state *s, const fa_tq_packed *keys,
 /* totals: of each query, its sum and what the roundings lost. */
 static TQ_TARGET void FN(mix)(const fa_tq_state *s, const fa_tq_packed *values, size_t head, size_t tokens,
                               const float *weights, size_t count, float *totals) {
-    float decoded[TQ_CHUNK_FLOATS], scales[TQ_CHUNK_FLOATS / FA_TQ_MIN_DIM], w[TQ_CHUNK_FLOATS / FA_TQ_MIN_DIM];
-    const size_t chunk = tq_chunk(s), padded = s->padded;
-    for (size_t first = 0; first < tokens; first += chunk) {
-        const size_t n = tokens - first < chunk ? tokens - first : chunk;
-        FN(expand_chunk)(s, &s->side[0], values, head, first, n, tokens, decoded, scales);
+    float decoded[TQ_CHUNK_FLOATS], scales[TQ_MAX_CHUNK], w[TQ_MAX_CHUNK];
+    const size_t padded = s->padded;
+    tq_walk walk;
+    tq_start(&walk, tokens, NULL, 0, tq_chunk(s));
+    for (size_t first = 0; walk.count > 0; first += walk.count, tq_advance(&walk)) {
+        FN(expand_chunk)(s, &s->side[0], values, head, &walk, decoded, scales);
         for (size_t i = 0; i < count; i++) {
-            for (size_t t = 0; t < n; t++) w[t] = weights[i * tokens + first + t] * scales[t];
-            FN(add_rows)(w, decoded, n, totals + 2 * i * padded, padded);
+            for (size_t t = 0; t < walk.count; t++) w[t] = weights[i * tokens + first + t] * scales[t];
+            FN(add_rows)(w, decoded, walk.count, totals + 2 * i * padded, totals + (2 * i + 1) * padded, padded);
         }
     }
 }
 
-/* How many of a chunk's n tokens a query sees that the newest `hidden` tokens are hidden from. */
-FN_INLINE size_t FN(seen)(size_t tokens, size_t first, size_t n, size_t hidden) {
-    if (tokens < first + hidden) return 0;
-    return tokens - hidden - first < n ? tokens - hidden - first : n;
-}
-
-/* One pass over the tokens, chunk by chunk and head by head within a chunk, as they lie in memory. */
-static TQ_TARGET void FN(attend)(const fa_tq_state *s, const fa_tq_packed *keys, const fa_tq_packed *values,
-                                 size_t tokens, size_t first_head, size_t heads, size_t rows, size_t group,
-                                 bool causal, float *queries) {
-    float decoded[TQ_CHUNK_FLOATS], scales[TQ_CHUNK_FLOATS / FA_TQ_MIN_DIM];
-    const size_t chunk = tq_chunk(s), padded = s->padded, floats = tq_query_floats(s);
-    const size_t weights = floats - 8 - 3 * padded;
+/* One pass over the tokens, chunk by chunk. Heads that read the same tokens take turns within a chunk, as their vectors
+ * lie in memory. */
+static TQ_TARGET void FN(attend)(const fa_tq_state *s, const fa_tq_attention *a, float *queries) {
+    float decoded[TQ_CHUNK_FLOATS], scales[TQ_MAX_CHUNK];
+    const size_t padded = s->padded, together = a->choice.entries ? 1 : a->heads;
+    tq_walk walk;
     memset(decoded, 0, sizeof decoded);
-    for (size_t first = 0; first < tokens; first += chunk) {
-        const size_t n = tokens - first < chunk ? tokens - first : chunk;
-        for (size_t head = 0; head < heads; head++) {
-            FN(expand_chunk)(s, &s->side[1], keys, first_head + head, first, n, tokens, decoded, scales);
-            for (size_t i = 0; i < rows * group; i++) {
-                float *w = queries + ((i / group * heads + head) * group + i % group) * floats;
-                const size_t seen = FN(seen)(tokens, first, n, causal ? rows - 1 - i / group : 0);
-                for (size_t t = 0; t < seen; t += 4) FN(four_products)(w + weights, decoded + t * padded, padded, w + t);
-                for (size_t t = 0; t < seen; t++) w[t] *= scales[t];
-                if (seen > 0) FN(weigh)(w, seen, w + weights, padded);
-            }
-            FN(expand_chunk)(s, &s->side[0], values, first_head + head, first, n, tokens, decoded, scales);
-            for (size_t i = 0; i < rows * group; i++) {
-                float *w = queries + ((i / group * heads + head) * group + i % group) * floats;
-                const size_t seen = FN(seen)(tokens, first, n, causal ? rows - 1 - i / group : 0);
-                for (size_t t = 0; t < seen; t++) w[t] *= scales[t];
-                FN(add_rows)(w, decoded, seen, w + weights + padded, padded);
+    for (size_t from = 0; from < a->heads; from += together) {
+        tq_start(&walk, a->tokens, &a->choice, from, tq_chunk(s));
+        for (; walk.count > 0; tq_advance(&walk)) {
+            for (size_t head = from; head < from + together; head++) {
+                FN(expand_chunk)(s, &s->side[1], &a->keys, a->first_head + head, &walk, decoded, scales);
+                for (size_t i = 0; i < a->rows * a->group; i++) {
+                    const tq_query query = tq_query_at(s, queries, tq_query_index(a, head, i));
+                    const size_t seen = tq_seen(a, &walk, i / a->group);
+                    float *w = query.weights;
+                    for (size_t t = 0; t < seen; t += 4)
+                        FN(four_products)(query.rotated, decoded + t * padded, padded, w + t);
+                    for (size_t t = 0; t < seen; t++) w[t] *= scales[t];
+                    if (seen > 0) FN(weigh)(&query, seen, padded);
+                }
+                FN(expand_chunk)(s, &s->side[0], &a->values, a->first_head + head, &walk, decoded, scales);
+                for (size_t i = 0; i < a->rows * a->group; i++) {
+                    const tq_query query = tq_query_at(s, queries, tq_query_index(a, head, i));
+                    const size_t seen = tq_seen(a, &walk, i / a->group);
+                    for (size_t t = 0; t < seen; t++) query.weights[t] *= scales[t];
+                    FN(add_rows)(query.weights, decoded, seen, query.total, query.lost, padded);
+                }
             }
         }
     }
