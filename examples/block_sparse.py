@@ -72,11 +72,12 @@ def cosine(a: Array, b: Array) -> float:
 def main(folder: str | None = None, name: str = "K4/V2") -> None:
     """Read a dump token by token and print how the compressed cache's output compares with float32."""
     dump = load_dump(sample_dump_path() if folder is None else folder)
-    q, k, v = dump.layers[-1].arrays()  # (heads, tokens, dim)
+    layer = dump.layers[-1]
+    q, k, v = layer.arrays()  # (heads, tokens, dim)
     assert q is not None
     kv_heads, tokens, dim = k.shape
     max_seq, queries = tokens // 2 // BLOCK * BLOCK, q.shape[1]
-    config = AttentionConfig(len(q), dim, kv_heads, causal=True, scale=dump.scaling)
+    config = AttentionConfig(len(q), dim, kv_heads, causal=True, scale=layer.claims.scaling)
     sizes: dict[str, Any] = {"layers": 1, "kv_heads": kv_heads, "head_dim": dim, "max_seq_len": max_seq}
     exact = BlockSparse(KVCache(**sizes), max_seq)
     packed = BlockSparse(TurboQuantCache(KVConfig.parse(name), **sizes), max_seq)

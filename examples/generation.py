@@ -121,10 +121,10 @@ def generate(decoder: Decoder, cache: Cache, pos: int, forced: list[int] | None 
 def main(folder: str | None = None, name: str = "K4/V2") -> None:
     """Print how far the compressed cache is from the float32 cache."""
     dump = load_dump(sample_dump_path() if folder is None else folder)
-    config = AttentionConfig(dump.query_heads, dump.dim, dump.kv_heads, causal=True, scale=dump.scaling)
-    tokens = dump.layers[0].k.shape[-2]
-    queries = tokens if dump.q_tail is None else dump.q_tail
-    sizes: dict[str, Any] = {"layers": len(dump.layers), "kv_heads": dump.kv_heads, "head_dim": dump.dim}
+    layer = dump.layers[0]  # the others are alike
+    config = AttentionConfig(layer.query_heads, layer.k.dim, layer.kv_heads, causal=True, scale=layer.claims.scaling)
+    tokens, queries = layer.tokens, layer.queries
+    sizes: dict[str, Any] = {"layers": len(dump.layers), "kv_heads": layer.kv_heads, "head_dim": layer.k.dim}
     sizes["max_seq_len"] = tokens + NEW_TOKENS
 
     def caches(length: int) -> tuple[Cache, Cache]:

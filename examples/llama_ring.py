@@ -66,7 +66,7 @@ def main(folder: str | None = None, name: str = "K4/V2") -> None:
     assert q is not None
     kv_heads, tokens, dim = k.shape
     max_seq, queries = tokens // 4, q.shape[1]
-    config = AttentionConfig(len(q), dim, kv_heads, causal=True, scale=dump.scaling)
+    config = AttentionConfig(len(q), dim, kv_heads, causal=True, scale=layer.claims.scaling)
     sizes: dict[str, Any] = {"layers": 1, "kv_heads": kv_heads, "head_dim": dim, "max_seq_len": max_seq}
     exact = LlamaCache(KVCache(**sizes), max_seq, config)
     packed = LlamaCache(TurboQuantCache(KVConfig.parse(name), **sizes), max_seq, config)

@@ -64,7 +64,8 @@ def layered(scales: list[float]) -> Dataset:
     def load(index: int, head: int):  # type: ignore[no-untyped-def]
         return q * np.float32(scales[index]), k[0], v[0]
 
-    return replace(one, layers=tuple(range(len(scales))), heads=(1,) * len(scales), load=load)
+    facts = tuple(replace(one.facts[0], layer=layer) for layer in range(len(scales)))
+    return replace(one, facts=facts, load=load)
 
 
 def test_a_bad_boundary_layer_is_named() -> None:
@@ -91,7 +92,11 @@ def test_the_next_command_is_fitted_to_what_was_found() -> None:
     data = from_arrays(offset.k, offset.v, offset.q, name="d", causal=False)
     given = validate([data], Params(("K4/V4",)), command="tqtool validate d")
     assert given.next == "tqtool validate d --center-keys"
-    proxied = replace(data, load=lambda index, head: (None, offset.k[head], offset.v[head]), queries=0)
+    proxied = replace(
+        data,
+        load=lambda index, head: (None, offset.k[head], offset.v[head]),
+        facts=(replace(data.facts[0], queries=0),),
+    )
     assert "--q" in validate([proxied], Params(("K4/V4",)), command="tqtool validate d").next
     assert validate([replace(data, name="sample")], Params(("K4/V4",)), command="tqtool validate").next.startswith(
         "tqtool validate FOLDER"
@@ -107,7 +112,11 @@ def test_the_next_command_replaces_the_configurations() -> None:
 def test_advice_that_rests_on_stand_in_queries_says_so() -> None:
     offset = synthetic_set("key-bias")
     data = from_arrays(offset.k, offset.v, offset.q, name="d", causal=False)
-    proxied = replace(data, load=lambda index, head: (None, offset.k[head], offset.v[head]), queries=0)
+    proxied = replace(
+        data,
+        load=lambda index, head: (None, offset.k[head], offset.v[head]),
+        facts=(replace(data.facts[0], queries=0),),
+    )
     mark = " (UNVERIFIED: keys stood in for the queries)."
     found = validate([proxied], Params(("K4/V4", "K2/V2"))).diagnosis
     assert found

@@ -70,7 +70,8 @@ def test_a_folder_is_read_as_one_file_a_layer_and_kind(tmp_path: Path, rng: np.r
     (tmp_path / "manifest.json").write_text(json.dumps({"kv_heads": 2, "query_heads": 6, "scaling": 0.1}))
     dump = load_dump(folder)
     assert [layer.number for layer in dump.layers] == [3, 11]
-    assert (dump.kv_heads, dump.query_heads, dump.dim, dump.q_tail, dump.scaling) == (2, 6, 64, 16, 0.1)
+    layer = dump.layers[0]
+    assert (layer.kv_heads, layer.query_heads, layer.k.dim, layer.queries, layer.claims.scaling) == (2, 6, 64, 16, 0.1)
     got_q, got_k, _ = dump.layers[1].arrays()
     assert got_q is not None
     assert_array_equal(got_k, (k + 11).astype("f4"))
@@ -139,7 +140,7 @@ def test_stacked_layers_and_batches(tmp_path: Path, rng: np.random.Generator) ->
     assert [layer.number for layer in dump.layers] == [0, 1, 2, 3]
     assert_array_equal(dump.layers[2].arrays()[2], -x[2])
     batch = load_dump(tmp_path, layout="bhtd")
-    assert (len(batch.layers), batch.kv_heads) == (1, 8)
+    assert (len(batch.layers), batch.layers[0].kv_heads) == (1, 8)
     assert_array_equal(batch.layers[0].arrays()[1], x.reshape(8, 30, 16))
 
 
@@ -149,7 +150,7 @@ def test_two_readings_are_refused_with_the_candidates(tmp_path: Path, rng: np.ra
     error = refused("layout", tmp_path)
     assert "(8, 8, 128): tokens-first or heads-first?" in str(error)
     assert error.hint == "say --layout htd or --layout thd"
-    assert load_dump(tmp_path, layout="thd").kv_heads == 8
+    assert load_dump(tmp_path, layout="thd").layers[0].kv_heads == 8
     (tmp_path / "manifest.json").write_text('{"kv_heads": 5}')
     refused("layout", tmp_path)
 
@@ -192,7 +193,7 @@ def test_archives_and_layers_of_different_lengths(tmp_path: Path, rng: np.random
     np.savez_compressed(tmp_path / "packed.npz", **tensors)
     for name in ("cache.safetensors", "stored.npz", "packed.npz"):
         dump = load_dump(tmp_path / name)
-        assert [(layer.number, layer.dim) for layer in dump.layers] == [(2, 64), (5, 128), (9, 96)]
+        assert [(layer.number, layer.k.dim) for layer in dump.layers] == [(2, 64), (5, 128), (9, 96)]
         for layer in dump.layers:
             _, k, v = layer.arrays()
             assert_array_equal(k, tensors[f"model.layers.{layer.number}.key"].astype("f4"))
@@ -225,7 +226,9 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
 def test_the_captured_dumps() -> None:
     dump = load_dump(SHARED / "dumps/smollm2-135m/kv")
     assert [layer.number for layer in dump.layers] == [0, 1, 10, 20, 29]
-    assert (dump.kv_heads, dump.query_heads, dump.dim, dump.q_tail, dump.scaling) == (3, 9, 64, 256, 0.125)
+    for layer in dump.layers:
+        found = (layer.kv_heads, layer.query_heads, layer.k.dim, layer.queries, layer.claims.scaling)
+        assert found == (3, 9, 64, 256, 0.125)
     other = load_dump(SHARED / "dumps/qwen2-tiny-hd64/kv")
     stacked = load_dump(
         k=SHARED / "dumps/qwen2-tiny-hd64/kv_stacked_k.npy", v=SHARED / "dumps/qwen2-tiny-hd64/kv_stacked_v.npy"

@@ -119,7 +119,7 @@ def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: AnyArray) 
     cook("queries", tmp_path, monkeypatch, model=model, input_ids=None)
     dump = load_dump(tmp_path / "cache.safetensors")
     holds(dump, long)
-    assert dump.q_tail == 256
+    assert [layer.queries for layer in dump.layers] == [256] * len(dump.layers)
     q, _, _ = dump.layers[1].arrays()
     assert_array_equal(q, -queries[1, 0, :, -256:].astype(np.float32))
 

@@ -115,7 +115,7 @@ def model(layers: int, *, hard: int | None = None, dim: int = 128, heads: int = 
                 layer,
                 tuple(Width(b, stored[b], damage[b]) for b in WIDTHS),
                 tuple(Width(b, stored[b], math.sqrt(damage[b] / 3)) for b in WIDTHS),
-                heads * dim,
+                2 * heads * dim,
             )
         )
     return curves

@@ -28,7 +28,8 @@ from tqtool.validation import coders
 from tqtool.validation import measure as heads
 from tqtool.validation import run as validation
 from tqtool.validation.coders import SidePlan
-from tqtool.validation.dataset import Dataset, evenly, from_arrays, from_dump, from_synthetic, head_of
+from tqtool.validation.dataset import Dataset, evenly, from_arrays, from_synthetic, head_of
+from tqtool.validation.dump_data import from_dump
 from tqtool.validation.run import validate
 from tqtool.validation.synthetic import synthetic_set
 
@@ -48,7 +49,7 @@ def last_queries(data: Dataset, count: int) -> Dataset:
         q, k, v = data.load(index, head)
         return q[:, -count:], k, v
 
-    return replace(data, load=load, queries=count)
+    return replace(data, load=load, facts=tuple(replace(facts, queries=count) for facts in data.facts))
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +272,9 @@ def test_the_recent_window_follows_each_query() -> None:
 
 def test_proxy_queries_make_every_verdict_unverified() -> None:
     data = small()
-    without = replace(data, load=lambda index, head: (None, *data.load(index, head)[1:]), queries=0)
+    without = replace(
+        data, load=lambda index, head: (None, *data.load(index, head)[1:]), facts=(replace(data.facts[0], queries=0),)
+    )
     report = validate([without], Params(("K4/V4",)))
     assert report.sources[0].query_source == "proxy"
     assert report.rows[1].status == "unverified"
@@ -471,7 +474,8 @@ def test_heads_are_read_one_at_a_time_from_any_layout(tmp_path: Path, layout: st
         stored = x.transpose(0, *order) if "b" in layout else x[0].transpose(*(axis - 1 for axis in order))
         np.save(tmp_path / f"layer03_{name}.npy", np.ascontiguousarray(stored))
     data = from_dump(load_dump(tmp_path, layout=layout))
-    assert (data.heads, data.group, data.queries, data.tokens) == ((3 * sequences,), 2, 7, 20)
+    facts = data.facts[0]
+    assert (facts.kv_heads, facts.group, facts.queries, facts.tokens) == (3 * sequences, 2, 7, 20)
     for number in range(3 * sequences):
         b, h = divmod(number, 3)
         mine_q, mine_k, mine_v = data.load(0, number)

@@ -17,7 +17,7 @@ import numpy as np
 from tqtool.dumps.dump import load_dump
 from tqtool.report.gates import LEVELS, limit_value
 from tqtool.report.params import Params
-from tqtool.validation.dataset import from_dump
+from tqtool.validation.dump_data import from_dump
 from tqtool.validation.run import validate
 
 PERPLEXITY = {"K4/V4": 25.22, "K4/V3": 25.92, "K4/V2": 28.63, "K3/V3": 32.62, "K3/V2": 35.89, "K2/V2": 76.99}

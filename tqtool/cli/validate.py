@@ -227,7 +227,8 @@ def datasets(
 ) -> list[Dataset]:
     """Open what was asked for: dumps first, then synthetic sets."""
     from tqtool.dumps.dump import load_dump, sample_dump_path
-    from tqtool.validation.dataset import from_dump, from_synthetic
+    from tqtool.validation.dataset import from_synthetic
+    from tqtool.validation.dump_data import from_dump
     from tqtool.validation.synthetic import DEFAULT, PURPOSE, synthetic_set
 
     found = []

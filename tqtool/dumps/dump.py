@@ -11,16 +11,19 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files as package_files
+from math import prod
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tqtool.dumps.arrays import ArraySource
+from tqtool.dumps.claims import check_claims, refuse_unmeasurable
 from tqtool.dumps.datafiles import folder_files, listed, open_arrays
 from tqtool.dumps.inputs import Input, InputFile
 from tqtool.dumps.layouts import by_layer, check_layout, infer_layout
-from tqtool.dumps.names import Kind, Manifest, find_manifest, meaning
+from tqtool.dumps.manifest import AttentionClaims, Manifest, find_manifest
+from tqtool.dumps.names import Kind, meaning
 from tqtool.errors import InputError, UsageError
 from tqtool.files import STREAM, FilePath
 from tqtool.rawfiles import COPY_BLOCK
@@ -28,17 +31,36 @@ from tqtool.rawfiles import COPY_BLOCK
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DumpLayer:
-    """One layer: sources with axes ([batch,] [heads,] tokens, dim)."""
+    """One layer: sources with axes ([batch,] [heads,] tokens, dim), and what the manifest tells of its attention.
+
+    Heads, tokens, dims and attention are facts of a layer: the layers of a model may differ in all of them.
+    """
 
     number: int
     k: ArraySource
     v: ArraySource
     q: ArraySource | None
+    claims: AttentionClaims
 
     @property
-    def dim(self) -> int:
-        """The length of a key; layers may differ."""
-        return self.k.dim
+    def kv_heads(self) -> int:
+        """KV heads; the sequences of a batch count as more heads."""
+        return prod(self.k.shape[:-2])
+
+    @property
+    def query_heads(self) -> int:
+        """Query heads; without queries what the manifest says, else the KV heads."""
+        return prod(self.q.shape[:-2]) if self.q is not None else self.claims.heads or self.kv_heads
+
+    @property
+    def tokens(self) -> int:
+        """Keys of a head."""
+        return self.k.shape[-2]
+
+    @property
+    def queries(self) -> int:
+        """Queries of a query head, 0 where there are none."""
+        return 0 if self.q is None else self.q.shape[-2]
 
     def arrays(self) -> tuple[NDArray[np.float32] | None, NDArray[np.float32], NDArray[np.float32]]:
         """Read (q, k, v), each (heads, tokens, dim) float32; the sequences of a batch count as more heads."""
@@ -57,30 +79,8 @@ class Dump:
     name: str
     layers: tuple[DumpLayer, ...]  # ascending by number; layers without keys and values are absent
     manifest: Manifest
-    q_tail: int | None  # queries are of the last so many positions; None: of all, or there are none
     notes: tuple[str, ...]  # what was taken for what, what was ignored
     sources: tuple[ArraySource, ...]
-
-    @property
-    def kv_heads(self) -> int:
-        """KV heads of a layer."""
-        return _heads(self.layers[0].k)
-
-    @property
-    def query_heads(self) -> int:
-        """Query heads of a layer; without queries what the manifest says, else the KV heads."""
-        q = self.layers[0].q
-        return _heads(q) if q is not None else self.manifest.query_heads or self.kv_heads
-
-    @property
-    def dim(self) -> int:
-        """The length of the first layer's keys."""
-        return self.layers[0].dim
-
-    @property
-    def scaling(self) -> float | None:
-        """The factor of the scores, if the manifest tells it."""
-        return self.manifest.scaling
 
     def inputs(self) -> tuple[Input, ...]:
         """Return every array with the SHA-256 of its file, which is read for it."""
@@ -132,7 +132,12 @@ def load_dump(
         found = [(replace(_only(path, dtype), name=kind), kind) for kind, path in named.items()]
         notes: list[str] = []
         manifest, name = find_manifest(Path(k).parent), str(k)
-        entries = [_Entry(source, kind, None, meaning(Path(source.path).stem).tail) for source, kind in found]
+        said = [meaning(Path(source.path).stem) for source, _ in found]
+        # A manifest by layers is of use only where the name tells the layer; else one file is a layer or a stack.
+        entries = [
+            _Entry(source, kind, each.layer if manifest.by_layer else None, each.tail)
+            for (source, kind), each in zip(found, said, strict=True)
+        ]
     else:
         if not paths:
             raise UsageError("no dump given", code="usage")
@@ -227,33 +232,34 @@ _PLURAL: dict[Kind, str] = {"k": "keys", "v": "values", "q": "queries"}
 
 
 def _assemble(name: str, entries: list[_Entry], manifest: Manifest, notes: list[str], layout: str | None) -> Dump:
+    refuse_unmeasurable(manifest)
     by_number: dict[int, dict[Kind, ArraySource]] = {}
     layouts: dict[str, None] = {}  # an ordered set
     readings: dict[int | None, str] = {}
     # keys first: their reading of the axes serves the others
     for entry in sorted(entries, key=lambda entry: "kvq".index(entry.kind)):
         source, numbered = entry.source, entry.layer is not None
-        heads = manifest.heads(entry.kind)
+        heads = manifest.claims(entry.layer).count(entry.kind)
         reading = layout or readings.get(entry.layer) or infer_layout(source, heads=heads, numbered=numbered)
         readings.setdefault(entry.layer, reading)
         layouts[reading] = None
         for number, layer in enumerate(by_layer(source, reading)):
             kinds = by_number.setdefault(entry.layer if entry.layer is not None else number, {})
             kinds[entry.kind] = layer
-    layers = tuple(_layer(name, number, kinds) for number, kinds in sorted(by_number.items()))
+    tails = {entry.layer: entry.tail for entry in entries if entry.kind == "q"}
+    layers = tuple(
+        _layer(name, number, kinds, manifest, tails.get(number, tails.get(None)))
+        for number, kinds in sorted(by_number.items())
+    )
     kinds_found = [_PLURAL[kind] for kind in _PLURAL if any(entry.kind == kind for entry in entries)]
     count = f"{len(layers)} layer{'s' * (len(layers) != 1)}"
     notes.insert(0, f"{', '.join(kinds_found)} of {count}, axes {', '.join(layouts)}")
     if manifest.path:
         notes.insert(1, f"{manifest.path}: read")
-    tails = {entry.tail for entry in entries if entry.kind == "q"}
-    if len(tails) > 1:
-        raise InputError(f"{name}: queries of different tails: {tails}", code="shape-mismatch", path=name)
-    tail = manifest.q_tail if manifest.q_tail is not None else (tails.pop() if tails else None)
-    return Dump(name, layers, manifest, tail, tuple(notes), tuple(entry.source for entry in entries))
+    return Dump(name, layers, manifest, tuple(notes), tuple(entry.source for entry in entries))
 
 
-def _layer(name: str, number: int, kinds: dict[Kind, ArraySource]) -> DumpLayer:
+def _layer(name: str, number: int, kinds: dict[Kind, ArraySource], manifest: Manifest, tail: int | None) -> DumpLayer:
     for kind in ("k", "v"):
         if kind not in kinds:
             raise InputError(
@@ -263,28 +269,29 @@ def _layer(name: str, number: int, kinds: dict[Kind, ArraySource]) -> DumpLayer:
                 path=name,
             )
     k, v, q = kinds["k"], kinds["v"], kinds.get("q")
-    where = f"{name}: layer {number}: "
+    where = f"{name}: layer {number}"
     for kind, source in kinds.items():
         if 0 in source.shape:
-            text = f"{where}{kind} is {source.shape}, which holds no values"
+            text = f"{where}: {kind} is {source.shape}, which holds no values"
             raise InputError(text, code="shape", hint="was the capture interrupted?", path=name)
-    if k.shape != v.shape:
-        raise InputError(f"{where}k is {k.shape}, v is {v.shape}", code="shape-mismatch", path=name)
+    if k.shape[:-1] != v.shape[:-1]:
+        hint = "keys and values need equal heads and tokens; their last axes may differ"
+        raise InputError(f"{where}: k is {k.shape}, v is {v.shape}", code="shape-mismatch", hint=hint, path=name)
+    found = {"kv_heads": _heads(k), "key_dim": k.dim, "value_dim": v.dim, "tokens": k.shape[-2]}
+    found |= {"heads": 0, "queries": 0} if q is None else {"heads": _heads(q), "queries": q.shape[-2]}
     if q is not None:
         if q.dim != k.dim or len(q.shape) != len(k.shape) or q.shape[:-3] != k.shape[:-3]:
-            raise InputError(f"{where}q is {q.shape}, k is {k.shape}", code="shape-mismatch", path=name)
+            raise InputError(f"{where}: q is {q.shape}, k is {k.shape}", code="shape-mismatch", path=name)
         if _heads(q) % _heads(k):
             raise InputError(
-                f"{where}{_heads(q)} query heads cannot share {_heads(k)} key heads",
+                f"{where}: {_heads(q)} query heads cannot share {_heads(k)} key heads",
                 code="gqa",
                 hint="if heads and tokens are exchanged, say --layout htd or thd",
                 path=name,
             )
-    return DumpLayer(number, k, v, q)
+    return DumpLayer(number, k, v, q, check_claims(where, manifest, number, found, tail, name))
 
 
 def _heads(source: ArraySource) -> int:
-    heads = 1
-    for size in source.shape[:-2]:
-        heads *= size
-    return heads
+    """Heads of one sequence of a batch."""
+    return source.shape[-3] if len(source.shape) > 2 else 1

@@ -149,8 +149,37 @@ class LayerValues:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """What attention one layer has, and what a source holds of it: facts of a layer, never of all by the first."""
+
+    layer: int
+    kv_heads: int
+    query_heads: int
+    tokens: int  # keys of a head
+    queries: int  # of a query head; 0 where they are missing and keys stand in
+    key_dim: int
+    value_dim: int
+    scale: float  # c of s = c q.k
+    causal: bool
+    window: int | None = None  # a query sees keys less than this many positions away
+    chunk: int | None = None  # a query sees the keys of its own chunk of so many positions
+    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
+    sinks: tuple[float, ...] = ()  # a learned logit of each query head, one more key of value zero
+    alibi_slopes: tuple[float, ...] = ()  # of each query head: slope * distance is taken off a score
+    first_token: int = 0  # position of the first stored key
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.query_heads // self.kv_heads
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
-    """What was measured: one dump or one synthetic set."""
+    """What was measured: one dump or one synthetic set.
+
+    `kv_heads` to `scale` are those of the first layer; `layer_facts` tells them of every layer.
+    """
 
     name: str
     kind: Literal["dump", "synthetic"]
@@ -174,6 +203,11 @@ class Source:
     notes: tuple[str, ...]  # what was taken for what
     sink_share: float = NAN  # attention on the first `nosink_tokens` keys, mean over heads
     outlier_share: float = NAN  # of the keys' energy about their mean in the strongest 2.5 % of channels, median head
+    layer_facts: tuple[LayerFacts, ...] = ()
+    model: str = ""  # its name, where a manifest tells it
+    model_layers: int | None = None  # of the model, measured or not
+    context: int | None = None  # tokens at which sizes are priced; None: the dump's own
+    queries_left_out: int = 0  # of a query head, all layers: some of their keys are no longer stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +223,7 @@ class Check:
     status: Status
     where: str  # "L27.H3", or ""
     reason: str = ""
+    worst: float = NAN  # the mean of the head that `where` names; `measured` may be another quantity
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,11 @@ class Params:
     causal: bool | None = None  # None: causal where the shapes allow it, synthetic sets never
     window: int | None = None
     attention_scale: str = ""  # "" = the manifest's, else 1/sqrt(dim)
+    softcap: float | None = None  # of all layers; None: the manifest's
+    tokens: tuple[
+        int, ...
+    ] = ()  # first and one past the last position that holds a token; (): the manifest's, else all
+    context: int | None = None  # tokens at which sizes are priced; None: the model's if it is known, else the dump's
     max_queries: int | None = None
     center_keys: bool = False
     center_values: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -15,6 +15,7 @@ from tqtool.codec.sizes import KVConfig, vector_bytes
 from tqtool.codec.spec import CodecSpec
 from tqtool.codec.terms import FLOAT16_BYTES, FLOAT32_BYTES, UNTOUCHED, Law, Meta, ScaleRule, packed_bytes
 from tqtool.dtypes import Float32Array
+from tqtool.report.model import LayerFacts
 from tqtool.report.params import Params
 from tqtool.validation.dataset import Dataset
 from tqtool.validation.engines import BASELINES, Baseline, VectorFormat
@@ -107,10 +108,11 @@ def head_bytes(bits: int, plan: SidePlan, *, tokens: int, dim: int, layer: int) 
     return coded * vector_bytes(dim, bits, plan.meta) + kept * FLOAT16_BYTES * dim + mean
 
 
-def shared_bytes(widths: set[int], dim: int) -> int:
-    """Return what all vectors share whatever their number: the signs and the tables of the widths in use."""
-    tables = sum((2 * 2**bits - 1) * FLOAT32_BYTES for bits in widths - {UNTOUCHED})
-    return packed_bytes(dim, 1) + tables if tables else 0
+def shared_bytes(sides: Iterable[tuple[int, int]]) -> int:
+    """Return what all vectors share whatever their number: signs and tables of the (dim, bits) in use."""
+    in_use = {(dim, bits) for dim, bits in sides if bits != UNTOUCHED}
+    tables: int = sum((2 * 2**bits - 1) * FLOAT32_BYTES for _, bits in in_use)
+    return sum(packed_bytes(dim, 1) for dim in {dim for dim, _ in in_use}) + tables
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,8 +123,8 @@ class Configuration:
     kind: Literal["control", "turboquant", "baseline"]
     pair: Pair
     quantized: tuple[bool, bool]  # whether keys, values should be changed
-    side_bytes: Callable[[int, int, int], tuple[int, int]]  # (tokens, dim, layer) -> bytes of K and V of one head
-    shared_bytes: Callable[[int], int]  # by dim
+    side_bytes: Callable[[int, LayerFacts], tuple[int, int]]  # (tokens, layer) -> bytes of K and V of one head
+    bits: tuple[int, int] = (UNTOUCHED, UNTOUCHED)  # of ours: the tables that all vectors of a side share
     note: str = ""
 
 
@@ -146,10 +148,10 @@ def configurations(data: Dataset, params: Params) -> tuple[list[Configuration], 
 def turboquant_row(config: KVConfig, keys: SidePlan, values: SidePlan) -> Configuration:
     """Return a configuration of ours."""
 
-    def side_bytes(tokens: int, dim: int, layer: int) -> tuple[int, int]:
+    def side_bytes(tokens: int, facts: LayerFacts) -> tuple[int, int]:
         return (
-            head_bytes(config.key_bits, keys, tokens=tokens, dim=dim, layer=layer),
-            head_bytes(config.value_bits, values, tokens=tokens, dim=dim, layer=layer),
+            head_bytes(config.key_bits, keys, tokens=tokens, dim=facts.key_dim, layer=facts.layer),
+            head_bytes(config.value_bits, values, tokens=tokens, dim=facts.value_dim, layer=facts.layer),
         )
 
     return Configuration(
@@ -158,14 +160,20 @@ def turboquant_row(config: KVConfig, keys: SidePlan, values: SidePlan) -> Config
         pair=(str(config.key_bits), str(config.value_bits)),
         quantized=(config.key_bits != UNTOUCHED, config.value_bits != UNTOUCHED),
         side_bytes=side_bytes,
-        shared_bytes=lambda dim: shared_bytes({config.key_bits, config.value_bits}, dim),
+        bits=(config.key_bits, config.value_bits),
     )
 
 
 def baselines_for(data: Dataset, params: Params) -> list[Baseline]:
     """Return the asked baselines that can store this dataset's vectors."""
     known = {each.name: each for each in BASELINES}
-    return [known[name] for name in params.baselines if known[name].dims(data.dim) is None]
+    return [known[name] for name in params.baselines if unfit_dim(known[name], data) is None]
+
+
+def unfit_dim(one: Baseline, data: Dataset) -> tuple[int, str] | None:
+    """Return the first length of vectors that a baseline cannot store, and why; None where it stores all."""
+    dims = dict.fromkeys(dim for facts in data.facts for dim in (facts.key_dim, facts.value_dim))
+    return next(((dim, reason) for dim in dims if (reason := one.dims(dim))), None)
 
 
 def baseline_coder(form: VectorFormat) -> Coder:
@@ -192,7 +200,9 @@ def baseline_row(one: Baseline) -> Configuration:
         kind="baseline",
         pair=(one.key.name, one.value.name),
         quantized=(not exact, not exact),
-        side_bytes=lambda tokens, d, layer: (one.key.stored_bytes(tokens, d), one.value.stored_bytes(tokens, d)),
-        shared_bytes=lambda d: 0,
+        side_bytes=lambda tokens, facts: (
+            one.key.stored_bytes(tokens, facts.key_dim),
+            one.value.stored_bytes(tokens, facts.value_dim),
+        ),
         note="; ".join(notes),
     )

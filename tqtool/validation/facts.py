@@ -7,18 +7,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from tqtool.codec.codebook import lloyd_max
-from tqtool.codec.sizes import vector_bytes
 from tqtool.codec.terms import MAX_BITS, UNTOUCHED
 from tqtool.health import FLOAT16_MAX, LARGE_OFFSET
 from tqtool.report.aggregate import layer_name
 from tqtool.report.gates import limit_of
 from tqtool.report.model import Notice, Recommendation, Row, Source
 from tqtool.report.params import Params
+from tqtool.validation.coders import SidePlan, head_bytes, side_plan, unfit_dim
 from tqtool.validation.engines import BASELINES
 from tqtool.validation.measure import Pair
 from tqtool.validation.metrics import mean
 from tqtool.validation.recommend import LayerCurve, Width, recommend
-from tqtool.validation.rows import Measured, overflowed
+from tqtool.validation.rows import Measured, held_tokens, overflowed
+from tqtool.validation.visibility import left_out
 
 SMALL_KL = 0.5  # nats; beyond it the second order says nothing
 KL_GAP = 0.3
@@ -32,20 +33,21 @@ def kl_target(params: Params) -> float:
 def source_of(measured: Measured, params: Params) -> Source:
     """Return the facts of a dataset, as measured."""
     data, results = measured.data, measured.seeds[0]
+    first = data.facts[0]
     reads = [float(np.mean(r.queries["", ""]["n_eff"])) for r in results]
     offsets, outliers = (np.array([r.facts[name] for r in results]) for name in ("key_offset", "outlier_share"))
     return Source(
         name=data.name,
         kind=data.kind,
         layers=data.layers,
-        kv_heads=data.heads[0],
-        query_heads=data.heads[0] * data.group,
-        tokens=data.tokens,
-        queries=len(results[0].positions) // data.group,
-        dim=data.dim,
+        kv_heads=first.kv_heads,
+        query_heads=first.query_heads,
+        tokens=first.tokens,
+        queries=len(results[0].positions) // first.group,
+        dim=first.key_dim,
         query_source="synthetic" if data.kind == "synthetic" else "proxy" if data.proxies else "captured",
-        causal=measured.plan.causal,
-        scale=measured.plan.scale,
+        causal=all(facts.causal for facts in data.facts),
+        scale=first.scale,
         n_eff_low=min(reads),
         n_eff_high=max(reads),
         key_offset=float(np.median(offsets)),
@@ -57,6 +59,11 @@ def source_of(measured: Measured, params: Params) -> Source:
         notes=data.notes,
         sink_share=float(np.mean([np.mean(r.queries["", ""]["sink_share"]) for r in results])),
         outlier_share=float(np.median(outliers[~np.isnan(outliers)])) if not np.isnan(outliers).all() else 0.0,
+        layer_facts=data.facts,
+        model=data.model,
+        model_layers=data.model_layers,
+        context=measured.context,
+        queries_left_out=sum(left_out(facts) for facts in data.facts),
     )
 
 
@@ -69,8 +76,9 @@ def min_key_bits(measured: Measured, target: float) -> dict[str, int]:
     for layer in dict.fromkeys(measured.where.layers):
         results = [r for r in measured.seeds[0] if r.layer == layer]
         noise = float(np.mean([np.mean(r.queries["", ""]["score_noise"]) for r in results]))
-        dim = int(results[0].facts["dim"])
-        allowed = target * dim / (measured.plan.scale**2 * noise) if noise > 0 else np.inf
+        facts = measured.facts(layer)
+        dim = facts.key_dim
+        allowed = target * dim / (facts.scale**2 * noise) if noise > 0 else np.inf
         widths = (b for b in range(1, MAX_BITS + 1) if lloyd_max(dim, b, measured.law).distortion <= allowed)
         found[layer_name(layer)] = next(widths, UNTOUCHED)
     return found
@@ -91,6 +99,13 @@ def warnings_of(measured: Measured, source: Source, params: Params) -> list[Noti
             f"worst {source.key_offset_worst:.0%}); try --center-keys"
         )
         found.append(Notice("key-offset", text, source.name))
+    if source.queries_left_out:
+        layers = [facts.layer for facts in source.layer_facts if left_out(facts)]
+        text = (
+            f"{source.queries_left_out} queries of a query head in {len(layers)} layers (first: {layers[0]}) are left "
+            "out: some of the keys they see are no longer stored"
+        )
+        found.append(Notice("queries-left-out", text, source.name))
     if source.iid and source.kind == "dump":
         theory = ", ".join(
             f"{np.sqrt(1 - lloyd_max(source.dim, bits, params.law).distortion):.4f} at {bits}" for bits in (2, 3, 4)
@@ -111,8 +126,8 @@ def warnings_of(measured: Measured, source: Source, params: Params) -> list[Noti
         )
         found.append(Notice("center-values", text, source.name))
     for one in BASELINES:
-        if one.name in params.baselines and (reason := one.dims(source.dim)):
-            text = f"baseline {one.name} is left out: it {reason}, these vectors have {source.dim} coordinates"
+        if one.name in params.baselines and (unfit := unfit_dim(one, measured.data)):
+            text = f"baseline {one.name} is left out: it {unfit[1]}, these vectors have {unfit[0]} coordinates"
             found.append(Notice("baseline", text, source.name))
     for name in overflowed(measured):
         text = f"{name} is left out: its float16 numbers overflow on vectors this long"
@@ -145,17 +160,19 @@ def recommended(measured: Measured, params: Params) -> Recommendation:
 def _layer_curve(measured: Measured, params: Params, layer: int) -> LayerCurve:
     """What each width costs and damages in one layer. A protected layer has one choice; 16 bits damage nothing."""
     results = [r for seed in measured.seeds for r in seed if r.layer == layer]
-    dims = [int(r.facts["dim"]) for r in measured.seeds[0] if r.layer == layer]
+    facts = measured.facts(layer)
+    tokens = held_tokens(facts, measured.context)
+    keys, values = side_plan(params, "k"), side_plan(params, "v")
     widths = () if layer in params.protect_layers else params.recommend_widths
 
-    def choice(bits: int, metric: str, pair: Pair) -> Width:
+    def choice(bits: int, metric: str, pair: Pair, plan: SidePlan, dim: int) -> Width:
         error = mean(np.array([mean(r.queries[pair][metric]) for r in results]))
-        stored = sum(vector_bytes(dim, bits, params.meta) for dim in dims)
+        stored = facts.kv_heads * head_bytes(bits, plan, tokens=tokens, dim=dim, layer=layer)
         return Width(bits, stored, error)
 
     return LayerCurve(
         layer,
-        keys=tuple(choice(bits, "kl", (str(bits), "")) for bits in (*widths, UNTOUCHED)),
-        values=tuple(choice(bits, "v_readout_err", ("", str(bits))) for bits in (*widths, UNTOUCHED)),
-        coordinates=sum(dims),
+        keys=tuple(choice(b, "kl", (str(b), ""), keys, facts.key_dim) for b in (*widths, UNTOUCHED)),
+        values=tuple(choice(b, "v_readout_err", ("", str(b)), values, facts.value_dim) for b in (*widths, UNTOUCHED)),
+        coordinates=facts.kv_heads * tokens * (facts.key_dim + facts.value_dim),
     )

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.attention.plain import sees
 from tqtool.dtypes import Float32Array, Float64Array
 from tqtool.health import examine
 from tqtool.validation import metrics
 from tqtool.validation.dataset import Head
+from tqtool.validation.visibility import seen_keys
 
 Pair = tuple[str, str]  # names of a key and a value coder; "" = exact
 
@@ -42,9 +42,6 @@ class Plan:
     pairs: tuple[Pair, ...]  # configurations as names of coders
     key_coders: Mapping[str, Coder]
     value_coders: Mapping[str, Coder]
-    scale: float
-    causal: bool
-    window: int | None = None  # under causal: a query sees keys less than this many positions away
     residual_window: int = 0  # the newest tokens, seen from each query, are exact
     nosink_tokens: int = 1
     key_mean_removed: bool = False  # for sigma_pred: the coders see keys less their mean
@@ -56,7 +53,7 @@ class HeadResult:
 
     layer: int
     head: int
-    positions: NDArray[np.intp]
+    positions: NDArray[np.intp]  # of each query in the model's sequence
     queries: Mapping[Pair, Mapping[str, Float64Array]]  # per query; ("", "") holds what needs no configuration
     storage: Mapping[Pair, Mapping[str, float]]  # per head: ("4", "") for a key coder, ("", "2") for a value coder
     facts: Mapping[str, float]  # of the data alone: sizes, key offset, zero vectors
@@ -81,10 +78,7 @@ def measure_head(unit: Head, seed: int, *, plan: Plan) -> HeadResult:
     values, value_overflow = _restored(plan.value_coders, unit.v, unit.layer, seed)
     k, v = unit.k.astype(np.float64), unit.v.astype(np.float64)
     stored = _Stored(k, v, k.mean(axis=0), v.mean(axis=0), keys, values)
-    blocks = [
-        _measure_block(unit.q[start:stop], unit.positions[start:stop], stored, plan)
-        for start, stop in _blocks(len(unit.q), len(k))
-    ]
+    blocks = [_measure_block(unit, start, stop, stored, plan) for start, stop in _blocks(len(unit.q), len(k))]
     queries = {
         pair: {name: np.concatenate([block[pair][name] for block in blocks]) for name in found}
         for pair, found in blocks[0].items()
@@ -97,12 +91,15 @@ def measure_head(unit: Head, seed: int, *, plan: Plan) -> HeadResult:
         expected = coder.expected(unit.v, unit.layer) if coder.expected else 0.0
         storage["", name] = _storage("v", v, values[name], expected)
     overflow = key_overflow | value_overflow
-    return HeadResult(unit.layer, unit.head, unit.positions, queries, storage, _facts(unit), overflow)
+    positions = unit.positions + unit.facts.first_token
+    return HeadResult(unit.layer, unit.head, positions, queries, storage, _facts(unit), overflow)
 
 
 def values_per_query(head: Head, plan: Plan) -> int:
     """Return how many numbers `measure_head` keeps of a query: counted, on one query and one key of a head."""
-    one = replace(head, q=head.q[:1], positions=np.zeros(1, np.intp), k=head.k[:1], v=head.v[:1])
+    one = replace(
+        head, q=head.q[:1], positions=np.zeros(1, np.intp), k=head.k[:1], v=head.v[:1], sinks=None, slopes=None
+    )
     keys, values = ({name: Coder(name, _exact) for name in of} for of in (plan.key_coders, plan.value_coders))
     result = measure_head(one, 0, plan=replace(plan, key_coders=keys, value_coders=values))
     return sum(len(metrics_of) for metrics_of in result.queries.values())
@@ -128,19 +125,42 @@ def _blocks(queries: int, keys: int) -> list[tuple[int, int]]:
 
 
 def _measure_block(
-    queries: Float32Array, positions: NDArray[np.intp], stored: _Stored, plan: Plan
+    unit: Head, start: int, stop: int, stored: _Stored, plan: Plan
 ) -> dict[Pair, dict[str, Float64Array]]:
-    last = int(positions[-1]) + 1 if plan.causal else len(stored.k)  # keys beyond are seen by no query of the block
-    q, k, v = queries.astype(np.float64), stored.k[:last], stored.v[:last]
-    places = np.arange(last)
-    seen = sees(positions, places, causal=True, window=plan.window) if plan.causal else None
-    recent = places > positions[:, None] - plan.residual_window if plan.residual_window else None
+    facts, positions = unit.facts, unit.positions[start:stop]
+    last = int(positions[-1]) + 1 if facts.causal else len(stored.k)  # keys beyond are seen by no query of the block
+    q, k, v = unit.q[start:stop].astype(np.float64), stored.k[:last], stored.v[:last]
+    seen = seen_keys(facts, positions, last)
+    recent = np.arange(last) > positions[:, None] - plan.residual_window if plan.residual_window else None
     keys_seen = np.full(len(q), last) if seen is None else np.count_nonzero(seen, axis=1)
+    sinks = None if unit.sinks is None else unit.sinks[start:stop, None]
+    bias = None if unit.slopes is None else unit.slopes[start:stop, None] * (np.arange(last) - positions[:, None])
+    if sinks is not None and seen is not None:
+        seen = np.concatenate([seen, np.ones((len(q), 1), bool)], axis=1)
 
-    q_scaled = q * plan.scale
-    exact_scores = q_scaled @ k.T
+    def scores_of(keys: Float64Array) -> Float64Array:
+        scores = q_scaled @ keys.T
+        if facts.softcap is not None:
+            scores /= facts.softcap
+            np.tanh(scores, out=scores)
+            scores *= facts.softcap
+        if bias is not None:
+            scores += bias
+        return scores
+
+    def weights_of(scores: Float64Array) -> metrics.Weights:
+        """A learned sink is one more key, after the others: of value zero, and never quantized."""
+        whole = scores if sinks is None else np.concatenate([scores, sinks], axis=1)
+        return metrics.attention_weights(whole, seen)
+
+    q_scaled = q * facts.scale
+    exact_scores = scores_of(k)
+    slope = None
+    if facts.softcap is not None:
+        slope = metrics.cap_slope(exact_scores if bias is None else exact_scores - bias, facts.softcap)
     kept_scores = exact_scores.copy() if recent is not None else exact_scores
-    exact = metrics.attention_weights(exact_scores, seen)
+    with_sink = weights_of(exact_scores)
+    exact = with_sink.of_keys(last)
     output = exact.p @ v
     count = metrics.TOP + plan.nosink_tokens
     top = metrics.top_keys(exact, count)
@@ -148,9 +168,9 @@ def _measure_block(
     centred_keys = k - stored.mean_k if plan.key_mean_removed else k
     found: dict[Pair, dict[str, Float64Array]] = {
         ("", ""): {
-            "n_eff": metrics.n_eff(exact),
+            "n_eff": metrics.n_eff(with_sink),
             "sink_share": metrics.sink_share(exact, plan.nosink_tokens),
-            "score_noise": metrics.score_noise(exact, q, centred_keys),
+            "score_noise": metrics.score_noise(exact, q, centred_keys, slope),
             "readout_noise": metrics.readout_noise(exact, v, output),
         }
     }
@@ -176,18 +196,19 @@ def _measure_block(
         side = compare(read_out(exact.p, restored), "_vonly")
         found[("", name)] = side | {"v_readout_err": side["rel_err_vonly"]}
     for name in plan.key_coders:
-        scores = q_scaled @ stored.keys[name][:last].T
+        scores = scores_of(stored.keys[name][:last])
         if recent is not None:
             np.copyto(scores, kept_scores, where=recent)
-        other = metrics.attention_weights(scores, seen)
-        ratio = metrics.log_ratio(exact, other)
+        other_with_sink = weights_of(scores)
+        other = other_with_sink.of_keys(last)
+        ratio = metrics.log_ratio(with_sink, other_with_sink)
         other_top = metrics.top_keys(other, count)
         other_rest = metrics.without_first(other_top, plan.nosink_tokens, metrics.TOP)
         found[(name, "")] = {
-            "kl": metrics.kl(exact, ratio),
-            "kl_nosink": metrics.kl_without(exact, other, ratio, plan.nosink_tokens),
-            "sigma_a": metrics.sigma_a(exact, ratio),
-            "tv": metrics.tv(exact, other),
+            "kl": metrics.kl(with_sink, ratio),
+            "kl_nosink": metrics.kl_without(exact, other, ratio[:, :last], plan.nosink_tokens),
+            "sigma_a": metrics.sigma_a(with_sink, ratio),
+            "tv": metrics.tv(with_sink, other_with_sink),
             "top1_decisive": metrics.top1_decisive(exact, top, other_top),
             "mass_8": metrics.mass_8(exact, top, other_top, keys_seen),
             "mass_8_nosink": metrics.mass_8(exact, rest, other_rest, keys_seen - plan.nosink_tokens),
@@ -210,8 +231,6 @@ def _storage(side: str, exact: Float64Array, restored: Float64Array, expected: f
 def _facts(unit: Head) -> dict[str, float]:
     keys, values = (examine(x[None]) for x in (unit.k, unit.v))
     return {
-        "tokens": float(len(unit.k)),
-        "dim": float(unit.k.shape[1]),
         "key_offset": keys.offset_share,
         "outlier_share": metrics.outlier_share(unit.k.astype(np.float64)),
         "zero_keys": float(keys.zero_vectors),

@@ -25,10 +25,14 @@ DECISIVE = 2.0  # the best weight is at least so many times the second
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """Attention weights p and their logarithms, (queries, keys)."""
+    """Attention weights p and their logarithms, (queries, keys); a learned sink is a column after the keys."""
 
     p: Float64Array
     log_p: Float64Array
+
+    def of_keys(self, count: int) -> Weights:
+        """Return the weights of the first `count` columns, not renormalised: those of the keys, without a sink."""
+        return self if self.p.shape[1] == count else Weights(self.p[:, :count], self.log_p[:, :count])
 
 
 def attention_weights(scores: Float64Array, seen: NDArray[np.bool_] | None = None) -> Weights:
@@ -50,7 +54,7 @@ def log_ratio(exact: Weights, other: Weights) -> Float64Array:
 
 
 def kl(exact: Weights, ratio: Float64Array) -> Float64Array:
-    """sum_j p ln(p / p'), nats, the exact weights first."""
+    """sum_j p ln(p / p'), nats, the exact weights first; a learned sink counts as a key."""
     return row_products(exact.p, ratio)
 
 
@@ -148,11 +152,20 @@ def norm_ratio(x: Float64Array, other: Float64Array) -> Float64Array:
         return np.where(norm > 0, lengths(other) / norm, np.nan)
 
 
-def score_noise(exact: Weights, q: Float64Array, k: Float64Array) -> Float64Array:
-    """|q|^2 sum_j p (1 - p) |k_j|^2: what turns a relative key error D into score noise."""
-    p = exact.p
-    spread = (p * (1 - p)) @ row_products(k, k)
-    return row_products(q, q) * spread
+def score_noise(exact: Weights, q: Float64Array, k: Float64Array, slope: Float64Array | None = None) -> Float64Array:
+    """|q|^2 sum_j p (1 - p) |k_j|^2: what turns a relative key error D into score noise.
+
+    `slope` (queries, keys), where scores are capped: the derivative of the cap, whose square joins each term.
+    """
+    spread = exact.p * (1 - exact.p)
+    if slope is not None:
+        spread *= np.square(slope)
+    return row_products(q, q) * (spread @ row_products(k, k))
+
+
+def cap_slope(capped: Float64Array, cap: float) -> Float64Array:
+    """Return the derivative of cap * tanh(s / cap) by s, from its value."""
+    return 1 - np.square(capped / cap)
 
 
 def sigma_pred(noise: float, distortion: float, scale: float, dim: int) -> float:

@@ -22,7 +22,7 @@ class Width:
     """One width for one side of a layer: what it stores and what it damages."""
 
     bits: int
-    stored: int  # bytes of the side a token, all heads, metadata included
+    stored: int  # bytes of the side in the whole cache, all heads: codes, metadata, centres, tokens kept exact
     error: float  # mean `kl` for keys, mean `v_readout_err` for values; NaN where nothing depends on it
 
 
@@ -33,7 +33,7 @@ class LayerCurve:
     layer: int
     keys: tuple[Width, ...]
     values: tuple[Width, ...]
-    coordinates: int  # of keys, and of values, a token: heads x dim
+    coordinates: int  # of keys and values together, all heads and tokens of the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def recommend(
         raise UsageError("give either a budget of bits or a target KL", code="usage")
     keys = [_options(curve.keys, power=1) for curve in curves]
     values = [_options(curve.values, power=2) for curve in curves]
-    total = 2 * sum(curve.coordinates for curve in curves)
+    total = sum(curve.coordinates for curve in curves)
     if budget is not None:
         units = [unit for pair in zip(keys, values, strict=True) for unit in pair]
         chosen = within_budget(units, math.floor(budget * total / 8 + 1e-9))
@@ -93,7 +93,7 @@ def recommend(
                 layer=curve.layer,
                 key_bits=key.bits,
                 value_bits=value.bits,
-                bits_per_value=8 * (key.stored + value.stored) / (2 * curve.coordinates),
+                bits_per_value=8 * (key.stored + value.stored) / curve.coordinates,
                 kl=key.error,
                 v_readout_err=value.error,
                 protect=UNTOUCHED in (key.bits, value.bits),

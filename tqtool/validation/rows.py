@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -10,8 +11,8 @@ import numpy as np
 from tqtool.codec.terms import FLOAT16_BYTES, FLOAT32_BYTES, Law
 from tqtool.dtypes import Float64Array
 from tqtool.report.aggregate import Clusters, absent, head_means, summarize
-from tqtool.report.model import METRICS, Bucket, LayerValues, Row, Summary
-from tqtool.validation.coders import Configuration
+from tqtool.report.model import METRICS, Bucket, LayerFacts, LayerValues, Row, Summary
+from tqtool.validation.coders import Configuration, shared_bytes
 from tqtool.validation.dataset import Dataset
 from tqtool.validation.measure import HeadResult, Pair, Plan
 from tqtool.validation.metrics import mean, sigma_pred
@@ -34,7 +35,12 @@ class Measured:
     seeds: tuple[tuple[HeadResult, ...], ...]
     where: Clusters
     law: Law
+    context: int | None  # tokens at which sizes are priced; None: those of the dump
     thinned_to: int | None  # queries of each head, where memory asked for fewer
+
+    def facts(self, layer: int) -> LayerFacts:
+        """Return the facts of a layer by its number."""
+        return next(facts for facts in self.data.facts if facts.layer == layer)
 
 
 def rows_of(measured: Measured) -> list[Row]:
@@ -54,26 +60,34 @@ def measurable(measured: Measured) -> list[Configuration]:
     return [one for one in measured.configurations if one.name not in bad]
 
 
+def held_tokens(facts: LayerFacts, context: int | None) -> int:
+    """Return the tokens that the cache of a layer holds: those of the dump, or of a context; a window holds no more."""
+    return min(x for x in (context or facts.tokens, facts.window, facts.chunk) if x is not None)
+
+
 def _row(measured: Measured, configuration: Configuration) -> Row:
     data = measured.data
-    key_bytes = value_bytes = values_stored = tokens = 0
-    for result in measured.seeds[0]:
-        n, dim = int(result.facts["tokens"]), int(result.facts["dim"])
-        k, v = configuration.side_bytes(n, dim, result.layer)
-        key_bytes, value_bytes = key_bytes + k, value_bytes + v
-        values_stored, tokens = values_stored + n * dim, tokens + n
-    total = key_bytes + value_bytes
+    key_bytes = value_bytes = keys_stored = values_stored = tokens = 0
+    for facts in data.facts:
+        n = held_tokens(facts, measured.context)
+        k, v = configuration.side_bytes(n, facts)
+        key_bytes, value_bytes = key_bytes + facts.kv_heads * k, value_bytes + facts.kv_heads * v
+        keys_stored += facts.kv_heads * n * facts.key_dim
+        values_stored += facts.kv_heads * n * facts.value_dim
+        tokens += facts.kv_heads * n
+    total, stored = key_bytes + value_bytes, keys_stored + values_stored
+    dims = [(facts.key_dim, facts.value_dim) for facts in data.facts]
     return Row(
         source=data.name,
         config=configuration.name,
         kind=configuration.kind,
-        bits_per_value=8 * total / (2 * values_stored),
-        key_bits_per_value=8 * key_bytes / values_stored,
+        bits_per_value=8 * total / stored,
+        key_bits_per_value=8 * key_bytes / keys_stored,
         value_bits_per_value=8 * value_bytes / values_stored,
         pair_bytes=total / tokens,
-        ratio_fp32=2 * FLOAT32_BYTES * values_stored / total,
-        ratio_fp16=2 * FLOAT16_BYTES * values_stored / total,
-        shared_bytes=configuration.shared_bytes(data.dim),
+        ratio_fp32=FLOAT32_BYTES * stored / total,
+        ratio_fp16=FLOAT16_BYTES * stored / total,
+        shared_bytes=shared_bytes(side for pair in dims for side in zip(pair, configuration.bits, strict=True)),
         level="none",
         status="pass" if _engaged(measured, configuration) else "error",
         verdict="",
@@ -138,10 +152,10 @@ def _values(measured: Measured, result: HeadResult, pair: Pair, metric: str) -> 
         return np.array([np.sqrt(np.mean(np.square(result.queries[pair[0], ""]["sigma_a"])))])
     if metric == "sigma_pred":
         noise = float(np.mean(result.queries["", ""]["score_noise"]))
-        dim = int(result.facts["dim"])
+        facts = measured.facts(result.layer)
         distortion = measured.plan.key_coders[pair[0]].distortion
-        known = np.nan if distortion is None else distortion(dim)
-        return np.array([sigma_pred(noise, known, measured.plan.scale, dim)])
+        known = np.nan if distortion is None else distortion(facts.key_dim)
+        return np.array([sigma_pred(noise, known, facts.scale, facts.key_dim)])
     found = _per_query(result, pair, metric)
     assert found is not None, metric
     return found
@@ -150,28 +164,45 @@ def _values(measured: Measured, result: HeadResult, pair: Pair, metric: str) -> 
 def _predictions(measured: Measured, configuration: Configuration) -> dict[str, float]:
     """What theory expects of the row: KL and value read-out error from D_b, output cosine on `gaussian`."""
     key, value = configuration.pair
-    results, dim = measured.seeds[0], measured.data.dim
     by_key, by_value = measured.plan.key_coders[key].distortion, measured.plan.value_coders[value].distortion
     if by_key is None or by_value is None:
         return {}
-    key_d, value_d = by_key(dim), by_value(dim)
-    noise = [float(np.mean(r.queries["", ""]["score_noise"])) for r in results]
-    readout = np.array([mean(r.queries["", ""]["readout_noise"]) for r in results])
+    results = measured.seeds[0]
+    noise, readout = [], []
+    for result in results:
+        facts, context = measured.facts(result.layer), result.queries["", ""]
+        pooled = float(np.mean(context["score_noise"]))
+        noise.append(sigma_pred(pooled, by_key(facts.key_dim), facts.scale, facts.key_dim) ** 2 / 2)
+        readout.append((facts.value_dim, mean(context["readout_noise"])))
+    by_dim = {dim: np.array([x for d, x in readout if d == dim]) for dim, _ in readout}
+    shares = {dim: int(np.count_nonzero(~np.isnan(x))) for dim, x in by_dim.items()}
+    known = {dim: mean(x) for dim, x in by_dim.items() if shares[dim]}
+    errors = [(float(np.sqrt(by_value(dim))) * x, shares[dim]) for dim, x in known.items()]
     predicted = {
-        "kl": float(np.mean([sigma_pred(n, key_d, measured.plan.scale, dim) ** 2 / 2 for n in noise])),
-        "v_readout_err": float(np.sqrt(value_d)) * mean(readout),
-        "k_cos": float(np.sqrt(1 - key_d)),
-        "v_cos": float(np.sqrt(1 - value_d)),
+        "kl": float(np.mean(noise)),
+        "v_readout_err": _weighted(errors),
+        "k_cos": _weighted([(float(np.sqrt(1 - by_key(f.key_dim))), f.kv_heads) for f in measured.data.facts]),
+        "v_cos": _weighted([(float(np.sqrt(1 - by_value(f.value_dim))), f.kv_heads) for f in measured.data.facts]),
     }
     if measured.data.kind == "synthetic" and measured.data.name == "gaussian":
+        facts = measured.data.facts[0]
+        key_d, value_d = by_key(facts.key_dim), by_value(facts.value_dim)
         predicted["cos"] = float(np.sqrt((1 - value_d) / (1 + key_d)))  # scores have standard deviation 1
     return predicted
 
 
+def _weighted(parts: Sequence[tuple[float, int]]) -> float:
+    """Return the weighted mean; where all are equal, that number to the last bit."""
+    if not parts:
+        return float("nan")
+    first, total = parts[0][0], sum(weight for _, weight in parts)
+    return first + sum(weight * (x - first) for x, weight in parts) / total
+
+
 def _buckets(measured: Measured, configuration: Configuration) -> tuple[Bucket, ...]:
     """Means by position of the query: the first 4 tokens, then doubling; none where position has no meaning."""
-    results = [r for seed in measured.seeds for r in seed]
-    if not measured.plan.causal:
+    results = [r for seed in measured.seeds for r in seed if measured.facts(r.layer).causal]
+    if not results:
         return ()
     positions = np.concatenate([r.positions for r in results])
     edges = [0, FIRST_BUCKET]

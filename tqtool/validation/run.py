@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from tqtool import __version__
 from tqtool.codec.codec import engine
 from tqtool.codec.terms import UNTOUCHED
 from tqtool.dumps.inputs import Input
-from tqtool.errors import BugError, InputError, UsageError
+from tqtool.errors import BugError, InputError
 from tqtool.parallel import ordered_map
 from tqtool.report.aggregate import clusters
 from tqtool.report.gates import decide, reached, verdict
@@ -32,6 +33,7 @@ from tqtool.validation.diagnosis import diagnose
 from tqtool.validation.facts import cross_check, recommended, source_of, warnings_of
 from tqtool.validation.measure import HeadResult, Plan, measure_head, values_per_query
 from tqtool.validation.rows import Measured, layers_of, rows_of
+from tqtool.validation.visibility import check_visibility
 
 Unit = tuple[Head, int]  # and its rotation seed
 
@@ -51,17 +53,12 @@ def measure(
 
     Raises: `InputError` for data that cannot be measured, `BugError` if the control row is not exact.
     """
+    data = with_options(data, params)
     rows, key_coders, value_coders = configurations(data, params)
-    causal = data.causal or data.proxies
-    if params.window and not causal and data.kind == "dump":
-        raise UsageError("a window needs a causal mask", code="usage", hint="leave out --no-causal or --window")
     plan = Plan(
         pairs=tuple(dict.fromkeys(row.pair for row in rows)),
         key_coders=key_coders,
         value_coders=value_coders,
-        scale=float(params.attention_scale) if params.attention_scale else data.scale,
-        causal=causal,
-        window=params.window if causal else None,
         residual_window=params.residual_window,
         nosink_tokens=params.nosink_tokens,
         key_mean_removed=params.center_keys,
@@ -70,7 +67,7 @@ def measure(
 
     def units() -> Iterator[Unit]:
         for index in range(len(data.layers)):
-            for number in range(data.heads[index]):
+            for number in range(data.facts[index].kv_heads):
                 head = head_of(data, index, number, limit)
                 for seed in params.seeds:
                     yield head, seed
@@ -82,9 +79,29 @@ def measure(
         advance(1)
     where = clusters([r.layer for r in found[0]], [r.head for r in found[0]], params.bootstrap_draws)
     seeds = tuple(map(tuple, found))
-    measured = Measured(data, plan, tuple(rows), seeds, where, params.law, limit if thinned else None)
+    context = params.context or data.model_context
+    measured = Measured(data, plan, tuple(rows), seeds, where, params.law, context, limit if thinned else None)
     _check_control(measured)
     return measured
+
+
+def with_options(data: Dataset, params: Params) -> Dataset:
+    """Return the data with the attention that options ask for in every layer; they win over a manifest.
+
+    Raises: `InputError` (code `attention`, `keys-missing`) where a layer cannot be measured that way.
+    """
+    asked: dict[str, Any] = {}
+    if params.attention_scale:
+        asked["scale"] = float(params.attention_scale)
+    if params.softcap is not None:
+        asked["softcap"] = params.softcap
+    if params.window is not None:
+        asked["window"] = params.window
+    layers = [replace(facts, **asked) for facts in data.facts]
+    if data.kind == "synthetic":  # never causal, so a window says nothing of them
+        layers = [facts if facts.causal else replace(facts, window=None) for facts in layers]
+    check_visibility(data.name, layers)
+    return replace(data, facts=tuple(layers))
 
 
 def _run(unit: Unit, *, plan: Plan, name: str) -> HeadResult:
@@ -99,10 +116,11 @@ def _run(unit: Unit, *, plan: Plan, name: str) -> HeadResult:
 def _query_limit(data: Dataset, plan: Plan, params: Params) -> tuple[int | None, bool]:
     """Return the most queries of each query head, and whether memory, not the user, set it."""
     columns = values_per_query(head_of(data, 0, 0, 1), plan)
-    affordable = MAX_VALUES // (columns * len(params.seeds) * data.units * data.group)
-    wanted = params.max_queries or max(data.queries, data.tokens)
-    if wanted > affordable:
-        return max(1, affordable), (data.queries or data.tokens) > affordable
+    heads = sum(facts.query_heads if facts.queries else facts.kv_heads for facts in data.facts)
+    affordable = MAX_VALUES // (columns * len(params.seeds) * heads)
+    longest = max(facts.queries or facts.tokens for facts in data.facts)
+    if (params.max_queries or longest) > affordable:
+        return max(1, affordable), longest > affordable
     return params.max_queries, False
 
 
@@ -140,7 +158,7 @@ def validate(
     warnings: list[Notice] = []
     inputs: list[Input] = []
     recommendations: list[Recommendation] = []
-    for data in datasets:
+    for data in [with_options(data, params) for data in datasets]:  # what cannot be measured is refused before the rest
         measured = measure(data, params, threads=threads, executor=executor, advance=advance)
         source = source_of(measured, params)
         sources.append(source)
