@@ -64,3 +64,29 @@ def score_noise(p: list[float], q: list[float], k: list[list[float]]) -> float:
 
 def readout_noise(p: list[float], v: list[list[float]]) -> float:
     return math.sqrt(math.fsum(w * w * norm(row) ** 2 for w, row in zip(p, v, strict=True))) / norm(mix(p, v))
+
+
+def scores_of_query(
+    q: list[float],
+    keys: dict[int, list[float]],
+    position: int,
+    *,
+    scale: float,
+    causal: bool = True,
+    window: int | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    slope: float = 0.0,
+) -> dict[int, float]:
+    """Scores by position of the keys that a query at a position sees; `keys` are all that the model had."""
+    found = {}
+    for place, key in keys.items():
+        hidden = causal and place > position
+        hidden |= window is not None and position - place >= window
+        hidden |= chunk is not None and place // chunk != position // chunk
+        if not hidden:
+            score = scale * math.fsum(a * b for a, b in zip(q, key, strict=True))
+            if softcap is not None:
+                score = softcap * math.tanh(score / softcap)
+            found[place] = score - slope * (position - place)
+    return found

@@ -5,6 +5,13 @@ from __future__ import annotations
 from tqtool.dumps.manifest import WITHOUT_CACHE, AttentionClaims, Manifest
 from tqtool.errors import InputError
 
+_CLAIMED = {
+    "heads": "query heads",
+    "kv_heads": "KV heads",
+    "key_dim": "coordinates of a key",
+    "value_dim": "coordinates of a value",
+}
+
 
 def refuse_unmeasurable(manifest: Manifest) -> None:
     """Raises: `InputError` for a dump with attention that `validate` has not, rather than measure it as another."""
@@ -42,12 +49,11 @@ def check_claims(
     if claims.kind in WITHOUT_CACHE:
         text = f"{where}: {manifest.path} calls it {claims.kind}, which keeps no keys and values of its own"
         raise InputError(text, code="manifest", path=path)
-    for key in ("heads", "kv_heads", "key_dim", "value_dim"):
+    for key, words in _CLAIMED.items():
         told, there = getattr(claims, key), found[key]
         if told is not None and there and told != there:
-            raise InputError(
-                f"{where}: {manifest.path} says {key} {told}, the arrays have {there}", code="manifest", path=path
-            )
+            text = f"{where}: {manifest.path} says {told} {words}, the arrays have {there}"
+            raise InputError(text, code="manifest", path=path)
     for key in ("sinks", "alibi_slopes"):
         numbers, heads = getattr(claims, key), found["heads"]
         if numbers is not None and heads and len(numbers) != heads:

@@ -97,6 +97,12 @@ def _span(name: str, layer: DumpLayer, valid: tuple[int, int] | None) -> Span:
         )
     # Queries of every slot are cut like the keys; fewer are those of the last positions that hold tokens.
     end = first + tokens if queries == first + tokens else stop
+    if end < queries:
+        raise InputError(
+            f"{name}: layer {layer.number}: {queries} queries but {end} positions that hold tokens",
+            code="shape-mismatch",
+            hint="queries are of the last positions that hold tokens, or of every slot",
+        )
     kept = range(max(0, start - (end - queries)), min(queries, stop - (end - queries)))
     return Span(keys, kept, None if told is None else max(first, start) - start)
 
