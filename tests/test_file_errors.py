@@ -23,7 +23,7 @@ import pytest
 from conftest import Run
 from safetensors.numpy import save_file
 
-import tqtool.rendering.answers.files
+import tqtool.rendering.answers.compress
 import tqtool.rendering.answers.inspect  # noqa: F401  (loaded once, for all that are forked)
 from tqtool.cli.app import main
 

@@ -47,7 +47,7 @@ def test_import_tqtool_is_light() -> None:
 def test_help_version_and_size_load_no_numpy_and_no_scipy(arguments: list[str]) -> None:
     code = (
         "import sys\n"
-        "from tqtool.cli import main\n"
+        "from tqtool.__main__ import main\n"
         f"sys.argv = ['tqtool', *{arguments!r}]\n"
         "try:\n    main()\n"
         "finally:\n    print(*sys.modules, file=sys.stderr)\n"

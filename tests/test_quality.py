@@ -15,7 +15,8 @@ import pytest
 from conftest import Run
 
 from tqtool.cli.app import app
-from tqtool.cli.options import parse_layers, reproduce
+from tqtool.cli.options import parse_layers
+from tqtool.cli.validate import reproduce
 from tqtool.errors import TqError, UsageError
 
 Here = Callable[..., "tuple[int, dict[str, Any]]"]

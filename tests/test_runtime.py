@@ -202,7 +202,7 @@ def test_a_runtime_compiled_for_another_version_is_left_alone() -> None:
         "old.ffi, old.lib = object(), types.SimpleNamespace(FA_TQ_API=0)\n"
         "sys.modules[old.__name__] = old\n"
         "sys.argv = ['tqtool', '-v', 'doctor']\n"
-        "from tqtool.cli import main\n"
+        "from tqtool.__main__ import main\n"
         "main()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -7,6 +7,7 @@ import errno
 import json
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +15,20 @@ import typer
 
 from tqtool import __version__
 from tqtool.cli import output
+from tqtool.cli.bench import bench
+from tqtool.cli.check_codebooks import check_codebooks
+from tqtool.cli.compare import compare
+from tqtool.cli.compress import compress
+from tqtool.cli.decompress import decompress
+from tqtool.cli.doctor import doctor
+from tqtool.cli.export_c import export_c
+from tqtool.cli.gen_codebooks import gen_codebooks
+from tqtool.cli.inspect import inspect
 from tqtool.cli.output import Color, Settings
+from tqtool.cli.report import report
 from tqtool.cli.signals import Stopped, raise_when_stopped
+from tqtool.cli.size import size
+from tqtool.cli.validate import validate
 from tqtool.errors import OutputError, TqError
 
 app = typer.Typer(
@@ -65,16 +78,23 @@ def _global_options(
         output.note(f"engine: the {'C runtime' if engine() == 'runtime' else 'NumPy reference'}{stale}", level=1)
 
 
-def _register_commands() -> None:
-    from tqtool.cli import engine, files, reports, tables
-    from tqtool.cli import size as memory
-    from tqtool.cli import validate as quality
-
-    for part in (files, memory, quality, reports, tables, engine):
-        part.register(app)
-
-
-_register_commands()
+COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of the help
+    compress,
+    decompress,
+    inspect,
+    size,
+    validate,
+    report,
+    compare,
+    gen_codebooks,
+    check_codebooks,
+    export_c,
+    bench,
+    doctor,
+)
+for _command in COMMANDS:
+    # A list of levels begins with a minus sign: Typer must not take it for an option.
+    app.command(context_settings={"ignore_unknown_options": _command is check_codebooks})(_command)
 
 
 def hoist_global_options(arguments: list[str]) -> list[str]:

@@ -1,19 +1,51 @@
-"""Options of `validate` that are small languages: lists, layers, scale rules; and the command that repeats a run."""
+"""The options that commands share, and the small languages in them: lists, layers, scale rules."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
 
 from tqtool.errors import UsageError
 
 if TYPE_CHECKING:
     from tqtool.codec.terms import ScaleRule
 
-SHOWN_ONLY = {"--json", "-f", "--force", "-q", "--quiet", "-v", "-vv", "--verbose", "--no-progress"}
-SHOWN_VALUES = {"--threads", "--color", "--format"}
+LawName = Literal["beta", "sphere", "gaussian"]  # codebook.Law, without importing NumPy for --help
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ForceOption = Annotated[bool, typer.Option("-f", "--force", help="Replace existing files.")]
+OutputOption = Annotated[
+    str | None,
+    typer.Option(
+        "-o", "--output", metavar="PATH|DIR|-", help="File, existing folder, or - for stdout.", show_default=False
+    ),
+]
+NameOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--name",
+        metavar="TENSOR",
+        help="Only this tensor; may be repeated.",
+        show_default=False,
+    ),
+]
+
+ReportFormat = Literal["auto", "text", "tsv", "json", "markdown", "html", "junit"]
+
+FormatOption = Annotated[
+    ReportFormat, typer.Option("--format", help="What to print: auto is a table on a terminal, plain text off one.")
+]
+ReportJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; the same as --format json.")]
+JsonOut = Annotated[Path | None, typer.Option("--json-out", metavar="FILE", help="Also write JSON.")]
+MarkdownOut = Annotated[
+    Path | None, typer.Option("--markdown-out", metavar="FILE", help="Also write Markdown, as for a CI step summary.")
+]
+HtmlOut = Annotated[Path | None, typer.Option("--html-out", metavar="FILE", help="Also write one HTML page.")]
+JunitOut = Annotated[Path | None, typer.Option("--junit-out", metavar="FILE", help="Also write JUnit XML.")]
+TsvOut = Annotated[Path | None, typer.Option("--tsv-out", metavar="FILE", help="Also write tab-separated values.")]
 
 
 def parse_numbers(text: str, option: str) -> tuple[int, ...]:
@@ -74,15 +106,27 @@ def positive(value: float, option: str) -> float:
     return value
 
 
-def reproduce(arguments: Sequence[str]) -> str:
-    """Return the command that measures the same: options that only change what is shown or how fast are left out."""
-    kept = []
-    remaining = iter(arguments)
-    for argument in remaining:
-        option = argument.partition("=")[0]
-        if option in SHOWN_VALUES or option.endswith("-out"):
-            if "=" not in argument:
-                next(remaining, None)
-        elif option not in SHOWN_ONLY:
-            kept.append(argument)
-    return shlex.join(["tqtool", *kept])
+def integers(option: str, text: str, *, least: int = 0) -> list[int]:
+    """Return the numbers of a comma list, none below `least`; each may stand there once."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
+        raise UsageError(f"{option} {text!r}: not a comma list of whole numbers", code="usage")
+    numbers = [int(part) for part in parts]
+    if min(numbers) < least:
+        raise UsageError(f"{option} {text!r}: {min(numbers)} is below {least}", code="usage")
+    if len(set(numbers)) < len(numbers):
+        raise UsageError(f"{option} {text!r}: a number stands there twice", code="usage")
+    return numbers
+
+
+def check_dims(dims: Sequence[int]) -> None:
+    """Refuse lengths that no vector of ours can have, although their table exists."""
+    from tqtool.codec.rotation import nearest_dims, supported_dims
+
+    for dim in dims:
+        if dim not in supported_dims():
+            raise UsageError(
+                f"--dims {dim}: no Hadamard matrix of that order is built",
+                code="usage",
+                hint="nearest supported: " + ", ".join(map(str, nearest_dims(dim))),
+            )

@@ -16,6 +16,7 @@ from typing import Any, Literal, TextIO
 
 from tqtool.errors import OutputError
 from tqtool.escapes import visible, visible_page
+from tqtool.files import STREAM
 
 Color = Literal["auto", "always", "never"]
 
@@ -97,6 +98,11 @@ def answer(text: str) -> None:
 def answer_json(value: Any) -> None:
     """Print one JSON document to stdout; NaN is not JSON and may not be in it."""
     answer(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def result(line: str, target: str) -> None:
+    """Print the line about a written file: the answer, unless the data themselves go to stdout."""
+    (note if target == STREAM else answer)(line)
 
 
 def note(text: str, *, level: int = 0) -> None:

@@ -16,11 +16,6 @@ MAX_LAYERS = 1 << 14  # far beyond any model, and still counted in a moment
 MAX_TOKENS = 1 << 40
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("size")(size)
-
-
 def size(
     layers: Annotated[
         int | None, typer.Option(min=1, max=MAX_LAYERS, help="Attention layers.", show_default="1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,22 +13,22 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tqtool.cli import output
-from tqtool.cli.options import parse_layers, parse_numbers, parse_rules, positive, reproduce
-from tqtool.cli.renderings import (
+from tqtool.cli.options import (
     ForceOption,
     FormatOption,
     HtmlOut,
-    JsonOption,
     JsonOut,
     JunitOut,
+    LawName,
     MarkdownOut,
-    Outputs,
+    ReportJsonOption,
     TsvOut,
-    check_outputs,
-    format_of,
-    print_report,
-    write_outputs,
+    parse_layers,
+    parse_numbers,
+    parse_rules,
+    positive,
 )
+from tqtool.cli.report import Outputs, check_outputs, format_of, print_report, read_report, write_outputs
 from tqtool.codec.sizes import KVConfig
 from tqtool.codec.terms import Meta
 from tqtool.errors import InputError, UsageError
@@ -46,12 +47,8 @@ RECOMMEND_WIDTHS = (2, 3, 4, 5, 6, 8)
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 GateName = Literal["none", "strict", "balanced", "lenient"]
-LawName = Literal["beta", "sphere", "gaussian"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("validate")(validate)
+SHOWN_ONLY = {"--json", "-f", "--force", "-q", "--quiet", "-v", "-vv", "--verbose", "--no-progress"}
+SHOWN_VALUES = {"--threads", "--color", "--format"}
 
 
 def validate(
@@ -118,7 +115,7 @@ def validate(
         typer.Option(min=0.0, help="How much worse than --baseline is allowed; 0.05 is 5 %.", show_default="0.05"),
     ] = None,
     chosen: FormatOption = "auto",
-    as_json: JsonOption = False,
+    as_json: ReportJsonOption = False,
     json_out: JsonOut = None,
     markdown_out: MarkdownOut = None,
     html_out: HtmlOut = None,
@@ -264,7 +261,6 @@ def asked_limits(
 
 def finish(report: Report, name: str, limits: Sequence[Limit], baseline: str | None, max_regress: float) -> Report:
     """Return the report with its gate decided, and with what was only this run's."""
-    from tqtool.cli.reports import read_report
     from tqtool.report.gates import against_baseline, conclude, decide, gated_rows
     from tqtool.validation.diagnosis import diagnose
 
@@ -275,3 +271,17 @@ def finish(report: Report, name: str, limits: Sequence[Limit], baseline: str | N
         gate = conclude(words if name == "none" else f"{name} + {words}", [*gate.checks, *checks])
     report = replace(report, gate=gate, rows=gated_rows(report.rows, gate))
     return replace(report, next=diagnose(report)[1])
+
+
+def reproduce(arguments: Sequence[str]) -> str:
+    """Return the command that measures the same: options that only change what is shown or how fast are left out."""
+    kept = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        option = argument.partition("=")[0]
+        if option in SHOWN_VALUES or option.endswith("-out"):
+            if "=" not in argument:
+                next(remaining, None)
+        elif option not in SHOWN_ONLY:
+            kept.append(argument)
+    return shlex.join(["tqtool", *kept])

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tqtool.container.format import Container, Damage
-from tqtool.container.manifest import Compressed
+from tqtool.container.manifest import Compressed, Entry
 from tqtool.dumps.datafiles import DataFile
 from tqtool.dumps.names import meaning
 from tqtool.escapes import visible
 from tqtool.files import binary_size
 from tqtool.health import Health
-from tqtool.rendering.answers.files import entry_json
 from tqtool.rendering.tables import Column, table_text
 
 LEFT = "left"
@@ -74,6 +73,24 @@ def container_json(container: Container, damage: Sequence[Damage] | None) -> dic
         else [
             {"tensor": each.tensor, "chunk": each.chunk, "chunks": each.chunks, "rows": each.rows} for each in damage
         ],
+    }
+
+
+def entry_json(entry: Entry) -> dict[str, Any]:
+    """Return a tensor of a container as JSON."""
+    facts: dict[str, Any] = {"name": entry.name, "shape": list(entry.shape), "dtype": entry.dtype}
+    if not isinstance(entry, Compressed):
+        return facts | {"copied": True}
+    spec = entry.spec
+    return facts | {
+        "axis": entry.axis,
+        "kind": entry.kind,
+        "bits": spec.bits,
+        "law": spec.law,
+        "scale_rule": spec.scale_rule,
+        "meta": spec.meta,
+        "seed": spec.seed,
+        "stored_bytes": entry.count * spec.vector_bytes,
     }
 
 

@@ -1,45 +1,17 @@
-"""`tqtool compress` and `tqtool decompress`: files to compressed files and back."""
+"""`tqtool compress`: arrays of vectors to compressed files."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from tqtool.cli import output
 from tqtool.cli.jobs import expanded, jobs_of
+from tqtool.cli.options import ForceOption, JsonOption, NameOption, OutputOption
 from tqtool.dumps.names import CONTAINER_SUFFIX
 from tqtool.errors import UsageError
-from tqtool.escapes import visible
-from tqtool.files import STREAM
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-ForceOption = Annotated[bool, typer.Option("-f", "--force", help="Replace existing files.")]
-OutputOption = Annotated[
-    str | None,
-    typer.Option(
-        "-o", "--output", metavar="PATH|DIR|-", help="File, existing folder, or - for stdout.", show_default=False
-    ),
-]
-NameOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--name",
-        metavar="TENSOR",
-        help="Only this tensor; may be repeated.",
-        show_default=False,
-    ),
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    from tqtool.cli.inspect import inspect
-
-    app.command("compress")(compress)
-    app.command("decompress")(decompress)
-    app.command("inspect")(inspect)
 
 
 def compress(
@@ -138,7 +110,7 @@ def compress(
     from tqtool.container.selection import Request, choose, scale_rules
     from tqtool.dumps.datafiles import open_file
     from tqtool.health import warnings_of
-    from tqtool.rendering.answers.files import compress_json, compress_line
+    from tqtool.rendering.answers.compress import compress_json, compress_line
 
     if bits is not None and config is not None:
         raise UsageError("--bits and --config contradict each other", code="usage")
@@ -183,73 +155,8 @@ def compress(
             more = f" (and {len(others)} more)" if others else ""
             output.print_error("limit", f"{file.path}: {first}{more}; not written", None)
         if not (as_json or result.exceeded):
-            _say(compress_line(result), target)
+            output.result(compress_line(result), target)
     if as_json:
         output.answer_json(compress_json(results))
     if any(result.exceeded for result in results):
         raise typer.Exit(1)
-
-
-def decompress(
-    inputs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="INPUT",
-            help="Compressed files, or - for stdin.",
-        ),
-    ],
-    out: OutputOption = None,
-    dtype: Annotated[
-        Literal["f32", "f16", "bf16"] | None,
-        typer.Option(
-            help="Type to restore; else the source's.",
-            show_default=False,
-        ),
-    ] = None,
-    names: NameOption = None,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify/--no-verify",
-            help="Check every checksum first.",
-        ),
-    ] = True,
-    force: ForceOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Restore compressed arrays: their names, shapes and types, to NAME.restored.npy, .npz or .safetensors."""
-    from tqtool.container.decompression import check_damage, form_of, restore, restored_size, select
-    from tqtool.container.format import open_container
-    from tqtool.dumps.datafiles import RESTORED
-    from tqtool.files import binary_size, output_file
-    from tqtool.rendering.answers.files import decompress_json
-
-    settings = output.settings()
-    containers = [open_container(path) for path in inputs]
-    forms = [form_of(out, container) for container in containers]
-    suffixes = {path: f"{RESTORED}.{form}" for path, form in zip(inputs, forms, strict=True)}
-    jobs = jobs_of(inputs, out, suffixes, force=force, as_json=as_json)
-    results: list[dict[str, Any]] = []
-    for container, form, (_, target) in zip(containers, forms, jobs, strict=True):
-        chosen = select(container, names or [], dtype)
-        if verify:
-            check_damage(container, chosen, settings.threads)
-        size = restored_size(chosen, form)
-        with (
-            output.progress(f"decompress {Path(container.path).name}", size, unit_bytes=True) as advance,
-            output_file(target, force=force, size=size) as file,
-        ):
-            restore(container, chosen, form, file, threads=settings.threads, advance=advance)
-            written = file.seek(0, 2)
-        results.append(decompress_json(container.path, target, written, chosen))
-        if not as_json:
-            paths = f"{visible(container.path)} -> {visible(target)}"
-            text = f"{paths}: {binary_size(container.nbytes)} -> {binary_size(written)}"
-            _say(f"{text}, {len(chosen)} tensor{'s' if len(chosen) > 1 else ''}", target)
-    if as_json:
-        output.answer_json({"schema": "tqtool.decompress/1", "files": results})
-
-
-def _say(line: str, target: str) -> None:
-    """Print a result: the answer, unless the data themselves go to stdout."""
-    (output.note if target == STREAM else output.answer)(line)

@@ -1,4 +1,4 @@
-"""What compress, decompress and inspect say: lines and tables for people, values for JSON."""
+"""What compress says: a line a file for people, values for JSON."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from math import sqrt
 from typing import Any
 
 from tqtool.container.compression import Result
-from tqtool.container.decompression import Restored
-from tqtool.container.manifest import Compressed, Entry
+from tqtool.container.manifest import Compressed
 from tqtool.container.pipeline import Quality
 from tqtool.escapes import visible
 from tqtool.files import binary_size
+from tqtool.rendering.answers.inspect import entry_json
 
 RATED_BYTES = 16 << 20  # of smaller files the time is that of making the tables
 
@@ -101,27 +101,3 @@ def quality_json(quality: Quality | None) -> dict[str, Any] | None:
         "cos_min": quality.cos_min,
     }
     return counts | {name: value if quality.measured else None for name, value in figures.items()}
-
-
-def decompress_json(path: str, target: str, written: int, chosen: Sequence[Restored]) -> dict[str, Any]:
-    """Return the JSON of one restored file."""
-    tensors = [{"name": each.entry.name, "shape": list(each.entry.shape), "dtype": each.dtype} for each in chosen]
-    return {"input": path, "output": target, "bytes": written, "tensors": tensors}
-
-
-def entry_json(entry: Entry) -> dict[str, Any]:
-    """Return a tensor of a container as JSON."""
-    facts: dict[str, Any] = {"name": entry.name, "shape": list(entry.shape), "dtype": entry.dtype}
-    if not isinstance(entry, Compressed):
-        return facts | {"copied": True}
-    spec = entry.spec
-    return facts | {
-        "axis": entry.axis,
-        "kind": entry.kind,
-        "bits": spec.bits,
-        "law": spec.law,
-        "scale_rule": spec.scale_rule,
-        "meta": spec.meta,
-        "seed": spec.seed,
-        "stored_bytes": entry.count * spec.vector_bytes,
-    }

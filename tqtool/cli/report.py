@@ -1,4 +1,7 @@
-"""Where a Report goes: to stdout in one format, and to files in others. Shared by `validate` and `report`."""
+"""`tqtool report`: a report that was measured before, in any format; and where a Report goes, for `validate` too.
+
+To stdout in one format, and to files in others.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,80 @@ import shutil
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tqtool.cli import output
+from tqtool.cli.options import (
+    ForceOption,
+    FormatOption,
+    HtmlOut,
+    JsonOut,
+    JunitOut,
+    MarkdownOut,
+    ReportFormat,
+    ReportJsonOption,
+    TsvOut,
+)
 from tqtool.errors import UsageError
 
 if TYPE_CHECKING:
     from tqtool.report.model import Report
 
-Format = Literal["auto", "text", "tsv", "json", "markdown", "html", "junit"]
+LIMIT = 512 << 20  # bytes; the largest real report is a thousand times smaller
 
-FormatOption = Annotated[
-    Format, typer.Option("--format", help="What to print: auto is a table on a terminal, plain text off one.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; the same as --format json.")]
-JsonOut = Annotated[Path | None, typer.Option("--json-out", metavar="FILE", help="Also write JSON.")]
-MarkdownOut = Annotated[
-    Path | None, typer.Option("--markdown-out", metavar="FILE", help="Also write Markdown, as for a CI step summary.")
-]
-HtmlOut = Annotated[Path | None, typer.Option("--html-out", metavar="FILE", help="Also write one HTML page.")]
-JunitOut = Annotated[Path | None, typer.Option("--junit-out", metavar="FILE", help="Also write JUnit XML.")]
-TsvOut = Annotated[Path | None, typer.Option("--tsv-out", metavar="FILE", help="Also write tab-separated values.")]
-ForceOption = Annotated[bool, typer.Option("-f", "--force", help="Replace files that exist.")]
+
+def report(
+    path: Annotated[str, typer.Argument(metavar="REPORT.json", help="Written by validate --json-out; - for stdin.")],
+    chosen: FormatOption = "auto",
+    as_json: ReportJsonOption = False,
+    json_out: JsonOut = None,
+    markdown_out: MarkdownOut = None,
+    html_out: HtmlOut = None,
+    junit_out: JunitOut = None,
+    tsv_out: TsvOut = None,
+    force: ForceOption = False,
+) -> None:
+    """Render a report again, in any format, without measuring.
+
+    Exits 0 whatever the verdict in the report is; validate is what judges.
+    """
+    outputs = Outputs(json_out, markdown_out, html_out, junit_out, tsv_out)
+    check_outputs(outputs, [path], force=force)
+    measured = read_report(path)
+    write_outputs(measured, outputs, force=force)
+    print_report(measured, chosen, as_json=as_json)
+
+
+def read_report(path: str) -> Report:
+    """Read a report that `validate` wrote.
+
+    Raises: InputError (codes of `open_input`, and `report` for anything that is no report), IntegrityError with code
+    `format-newer` for a schema this version does not know.
+    """
+    from tqtool.dumps.inputs import open_input
+    from tqtool.errors import InputError
+    from tqtool.files import STREAM
+    from tqtool.report.serialize import report_from_json
+
+    with open_input(path) as file:
+        path = "stdin" if path == STREAM else path
+        if file.size > LIMIT:
+            raise InputError(
+                f"{path}: {file.size} bytes is too long for a report, the limit is {LIMIT}", code="report", path=path
+            )
+        data = file.read()
+    try:
+        text = data.decode("utf-8-sig")  # Windows shells write a byte-order mark
+    except UnicodeDecodeError:
+        raise InputError(
+            f"{path}: not JSON: the file is not text",
+            code="report",
+            path=path,
+            hint="give the file of validate --json-out",
+        ) from None
+    return report_from_json(text, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +96,9 @@ class Outputs:
     junit: Path | None = None
     tsv: Path | None = None
 
-    def asked(self) -> list[tuple[Format, Path]]:
+    def asked(self) -> list[tuple[ReportFormat, Path]]:
         """Return format and path of each file asked for."""
-        paths: list[tuple[Format, Path | None]] = [(f.name, getattr(self, f.name)) for f in fields(self)]  # type: ignore[misc]
+        paths: list[tuple[ReportFormat, Path | None]] = [(f.name, getattr(self, f.name)) for f in fields(self)]  # type: ignore[misc]
         return [(name, path) for name, path in paths if path is not None]
 
 
@@ -73,19 +126,19 @@ def write_outputs(report: Report, outputs: Outputs, *, force: bool) -> None:
         output.note(f"wrote {path}")
 
 
-def print_report(report: Report, chosen: Format, *, as_json: bool) -> None:
+def print_report(report: Report, chosen: ReportFormat, *, as_json: bool) -> None:
     """Print the report to stdout."""
     output.answer(render(report, format_of(chosen, as_json=as_json)))
 
 
-def format_of(chosen: Format, *, as_json: bool) -> Format:
+def format_of(chosen: ReportFormat, *, as_json: bool) -> ReportFormat:
     """Return the format asked for by --format and --json. Raises `UsageError` where they contradict each other."""
     if as_json and chosen not in ("auto", "json"):
         raise UsageError(f"--json contradicts --format {chosen}", code="usage")
     return "json" if as_json else chosen
 
 
-def render(report: Report, chosen: Format) -> str:
+def render(report: Report, chosen: ReportFormat) -> str:
     """Return the report as text in a format; `auto` is fitted to the terminal where stdout is one."""
     if chosen in ("auto", "text"):
         from tqtool.rendering.report.terminal import report_terminal

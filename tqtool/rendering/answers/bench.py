@@ -1,4 +1,4 @@
-"""The answers of `tqtool bench` and `tqtool doctor`, as text and as JSON."""
+"""The speeds that `tqtool bench` measured, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from tqtool.rendering.answers.doctor import engine_text
 from tqtool.rendering.tables import Column, table_text
 
 if TYPE_CHECKING:
     from tqtool.bench.cache import AttentionSpeed
     from tqtool.bench.codec import CodecSpeed, FusedSpeed
-    from tqtool.doctor import Installation, SelfTest
+    from tqtool.doctor import Installation
 
 BENCH_SCHEMA = "tqtool.bench/1"
 MEBI = 1 << 20
-DOCTOR_SCHEMA = "tqtool.doctor/1"
-ENGINES = {
-    "runtime": "the C runtime ({})",
-    "reference": "the NumPy reference: the C runtime was not compiled at installation, or is switched off",
-    "stale": "the NumPy reference: the C runtime was compiled for another version of tqtool; reinstall it",
-}
 
 
 def bench_text(codec: Sequence[CodecSpeed], fused: Sequence[FusedSpeed], setup: Installation, *, terminal: bool) -> str:
@@ -28,7 +23,7 @@ def bench_text(codec: Sequence[CodecSpeed], fused: Sequence[FusedSpeed], setup: 
     copy = codec[0]
     copied = copy.vectors * copy.dim * 4 / copy.copy_seconds / 1e9
     tables = [
-        f"engine: {_engine(setup)}; memcpy {copied:.1f} GB/s on one thread",
+        f"engine: {engine_text(setup)}; memcpy {copied:.1f} GB/s on one thread",
         table_text(
             [Column(""), *map(Column, ("d", "bits", "threads", "GB/s", "Mvec/s", "of memcpy"))],
             [
@@ -141,34 +136,3 @@ def _bench_document(run: dict[str, Any], setup: Installation, params: dict[str, 
 
 def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.0f}" if seconds >= 1 else f"{1e3 * seconds:.3g}"
-
-
-def doctor_text(setup: Installation, checks: Sequence[SelfTest], *, terminal: bool) -> str:
-    """Return what is installed and the outcome of the self-test."""
-    rows = [
-        ("tqtool", setup.tqtool),
-        ("python", f"{setup.python}, {setup.platform}"),
-        *setup.packages.items(),
-        *(
-            (name, version or "not installed (only the tests compare with it: tqtool[compare])")
-            for name, version in setup.extras.items()
-        ),
-        ("engine", _engine(setup)),
-        ("C compiler", setup.compiler or "none found; needed by `export-c --verify` and to build the runtime"),
-        ("threads", str(setup.threads)),
-        *((check.name, f"FAILED: {check.fault}" if check.fault else "ok") for check in checks),
-    ]
-    return table_text([Column("", "left"), Column("", "left")], rows, terminal=terminal).strip("\n")
-
-
-def doctor_json(setup: Installation, checks: Sequence[SelfTest]) -> dict[str, Any]:
-    """Return the JSON document."""
-    return {
-        "schema": DOCTOR_SCHEMA,
-        **asdict(setup),
-        "checks": [{"name": check.name, "passed": not check.fault, "fault": check.fault or None} for check in checks],
-    }
-
-
-def _engine(setup: Installation) -> str:
-    return ENGINES["stale" if setup.stale else setup.engine].format(setup.instructions)

@@ -1,0 +1,25 @@
+"""`tqtool doctor`: what is installed, and whether it computes the right bits."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tqtool.cli import output
+
+FAILED = 1
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show versions and the engine in use, and run a two-second self-test; exit 1 if it fails."""
+    from tqtool import doctor as examination
+    from tqtool.rendering.answers.doctor import doctor_json, doctor_text
+
+    setup, checks = examination.installation(), list(examination.self_test())
+    if as_json:
+        output.answer_json(doctor_json(setup, checks))
+    else:
+        output.answer(doctor_text(setup, checks, terminal=output.stdout_is_terminal()))
+    if any(check.fault for check in checks):
+        raise typer.Exit(FAILED)

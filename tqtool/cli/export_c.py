@@ -1,0 +1,66 @@
+"""`tqtool export-c`: the C runtime as engines receive it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tqtool.cli import output
+from tqtool.cli.options import LawName, check_dims, integers
+from tqtool.errors import OutputError, UsageError
+
+FAILED = 1
+
+
+def export_c(
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Where the files go; made if it does not exist.")],
+    dims: Annotated[str, typer.Option(help="Vector lengths, comma list.")] = "64,96,128,160",
+    bits: Annotated[str, typer.Option(help="Bits a coordinate, 1 to 4, comma list.")] = "2,3,4",
+    law: Annotated[LawName, typer.Option(help="Law of a coordinate.")] = "beta",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the golden vectors' signs.")] = 0,
+    verify: Annotated[bool, typer.Option("--verify", help="Compile and run the tests; exit 1 if one fails.")] = False,
+    force: Annotated[bool, typer.Option("-f", "--force", help="Replace existing files.")] = False,
+) -> None:
+    """Write the C runtime, its tables, tests and golden vectors, as engines receive them.
+
+    These are the files that tqtool itself runs, so what was validated is what ships.
+    """
+    import subprocess
+
+    if not directory:
+        raise UsageError("DIR is empty: no folder is named", code="usage", hint="for the current folder write .")
+    folder = Path(directory)
+    from tqtool import files
+    from tqtool.export import compiler
+    from tqtool.export.package import export_files
+
+    dim_list, bit_list = integers("--dims", dims), integers("--bits", bits)
+    check_dims(dim_list)
+    contents = export_files(dim_list, bit_list, law, seed)
+    _make_folder(folder)
+    for name in contents:
+        files.check_output(folder / name, force=force)  # all or none
+    for name, text in contents.items():
+        files.write_text(folder / name, text, force=force)
+        output.answer(f"{folder / name}: {len(text.encode())} bytes")
+    if not verify:
+        return
+    try:
+        output.answer(compiler.verify(contents))
+    except subprocess.CalledProcessError as failure:
+        output.answer(failure.output)
+        output.answer(f"failed: {failure.cmd}")
+        raise typer.Exit(FAILED) from None
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileNotFoundError:
+        raise OutputError(f"{folder}: the folder above it does not exist", code="write", path=str(folder)) from None
+    except FileExistsError:
+        raise OutputError(f"{folder}: is a file, not a folder", code="exists", path=str(folder)) from None
+    except OSError as error:
+        raise OutputError(f"{folder}: {error.strerror}", code="write", path=str(folder)) from None
