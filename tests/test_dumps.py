@@ -96,7 +96,7 @@ def test_every_layout_order_and_type_gives_the_same_layer(tmp_path: Path, layout
     assert_array_equal(v, -x[0].astype("f4"))
 
 
-def test_rows_and_boxes_agree_with_numpy(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_boxes_agree_with_numpy(tmp_path: Path, rng: np.random.Generator) -> None:
     x = rng.standard_normal((3, 2, 4, 16)).astype("f4")
     for order in ((0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)):
         np.save(tmp_path / "x.npy", x.transpose(order))
@@ -105,10 +105,6 @@ def test_rows_and_boxes_agree_with_numpy(tmp_path: Path, rng: np.random.Generato
             (source,) = open_arrays(tmp_path / f"{name}.npy")
             source = source.transposed(tuple(np.argsort(order).tolist()))
             assert source.shape == x.shape
-            flat = x.reshape(-1, 16)
-            for start in range(24):
-                for stop in range(start, 25):
-                    assert_array_equal(source.rows(start, stop), flat[start:stop])
             for block in (1, 64, 300, 1000, 1 << 20):
                 seen = np.full(x.shape, np.nan, "f4")
                 for box in source.boxes(block):

@@ -67,7 +67,7 @@ def test_vectors_cost_codes_and_metadata(dim: int, bits: int, meta: Any, expecte
 
 def test_untouched_sides_are_float16_without_metadata() -> None:
     assert vector_bytes(128, 16) == 256
-    assert KVConfig.parse("k16v16").untouched
+    assert KVConfig.parse("k16v16") == KVConfig(16, 16)
     assert cache_size(KVConfig(16, 16), [AttentionLayer(1, 128)], tokens=3).ratio == 2
 
 

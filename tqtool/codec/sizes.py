@@ -56,11 +56,6 @@ class KVConfig:
     def __str__(self) -> str:
         return f"K{self.key_bits}/V{self.value_bits}"
 
-    @property
-    def untouched(self) -> bool:
-        """Whether nothing is quantized."""
-        return self.key_bits == self.value_bits == UNTOUCHED
-
     def pair_bytes(self, dim: int, meta: Meta = "range") -> int:
         """Return the bytes of one key and one value vector, metadata included."""
         return vector_bytes(dim, self.key_bits, meta) + vector_bytes(dim, self.value_bits, meta)

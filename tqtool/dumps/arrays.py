@@ -153,12 +153,6 @@ class ArraySource:
         """Return the whole array."""
         return self.box(tuple(range(size) for size in self.shape))
 
-    def rows(self, start: int, stop: int) -> AnyArray:
-        """Return vectors start to stop, counted in C order over the leading axes: (stop - start, dim)."""
-        parts = [self.box((*box, range(self.dim))) for box in _row_boxes(self.shape[:-1], start, stop)]
-        flat = [part.reshape(-1, self.dim) for part in parts]
-        return flat[0] if len(flat) == 1 else np.concatenate(flat)
-
     def boxes(self, block_bytes: int = BLOCK_BYTES) -> Iterator[Box]:
         """Yield boxes over the leading axes that cover the array once, in the order of the file.
 
@@ -189,26 +183,3 @@ def boxes_over(shape: tuple[int, ...], speeds: tuple[int, ...], budget: int) -> 
             for axis, i in zip(slowest_first, index, strict=True)
         }
         yield tuple(ranges[axis] for axis in range(len(shape)))
-
-
-def _row_boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
-    """Cut the flat range start..stop over `shape` into boxes, in order."""
-    if not shape:
-        yield ()
-        return
-    inner = prod(shape[1:])
-    if start >= stop or inner == 0:
-        yield (range(0), *(range(size) for size in shape[1:]))
-        return
-    first, last = start // inner, stop // inner
-    if first * inner < start:  # a part of index `first`
-        until = min(stop, (first + 1) * inner)
-        for box in _row_boxes(shape[1:], start - first * inner, until - first * inner):
-            yield (range(first, first + 1), *box)
-        start, first = until, first + 1
-    if first < last:
-        yield (range(first, last), *(range(size) for size in shape[1:]))
-        start = last * inner
-    if start < stop:
-        for box in _row_boxes(shape[1:], 0, stop - start):
-            yield (range(last, last + 1), *box)

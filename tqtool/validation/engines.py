@@ -57,10 +57,6 @@ class VectorFormat:
         exact = self.window(tokens)
         return (tokens - exact) * self.vector_bytes(dim) + exact * FLOAT16_BYTES * dim
 
-    def window_surcharge(self, tokens: int, dim: int) -> int:
-        """The part of `stored_bytes` that the newest tokens cost beyond the format."""
-        return self.window(tokens) * (FLOAT16_BYTES * dim - self.vector_bytes(dim))
-
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
@@ -77,11 +73,6 @@ class Baseline:
     def pair_bytes(self, dim: int) -> int:
         """Stored bytes of the key and value vector of one head and token."""
         return self.key.vector_bytes(dim) + self.value.vector_bytes(dim)
-
-    def skip_surcharge(self, layers: int, dim: int) -> float:
-        """Bytes by which the layers left in float16 raise the mean of `pair_bytes` over a model."""
-        skipped = min(self.skipped, layers // 2)
-        return skipped * (2 * FLOAT16_BYTES * dim - self.pair_bytes(dim)) / layers
 
 
 def baseline(name: str, dim: int | None = None) -> Baseline:
