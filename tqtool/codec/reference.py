@@ -44,10 +44,7 @@ def encode_rows(rows: NDArray[np.floating], out: Encoded) -> int:
         indices = quantize(columns, spec.boundaries)
         scales = scale_factors(spec.scale_rule, norm, columns, indices, spec.centroids)
         out.codes[part] = pack_columns(indices, spec.bits).T
-        if spec.meta == "range":
-            out.meta[part] = np.stack([scales, norm.astype(np.float32)], axis=1)
-        else:
-            out.meta[part] = scales
+        out[part].set_meta(scales, norm.astype(np.float32))
     return -1
 
 

@@ -120,6 +120,11 @@ class Encoded:
         scales = self.meta[..., 0] if META_PARTS[self.spec.meta].shape else self.meta
         return scales.astype(np.float32, copy=False)
 
+    def set_meta(self, scales: NDArray[np.float32], norms: NDArray[np.float32]) -> None:
+        """Store scale and norm of each vector, (...) each, as far as the form has a place for them."""
+        form = META_PARTS[self.spec.meta].shape
+        self.meta[...] = np.stack([scales, norms], axis=-1) if form else scales
+
     @property
     def nbytes(self) -> int:
         """Stored bytes, metadata included."""

@@ -144,7 +144,7 @@ def write_container(
     for index, (entry, source) in enumerate(zip(placement.entries, sources, strict=True)):
         if isinstance(entry, Compressed):
             parts = {
-                name: store(f"{entry.name}.{name}", np.dtype(part.dtype)) for name, part in entry.spec.parts.items()
+                name: store(entry.part_names[name], np.dtype(part.dtype)) for name, part in entry.spec.parts.items()
             }
             pipelines[index] = Pipeline(source, entry.spec, parts, stats, nan_to_zero)
         else:

@@ -213,7 +213,7 @@ class _Decoder:
             return Store(container.opener, data + tensor.start, tensor.shape, dtype)
 
         self._parts = {
-            name: (store(f"{entry.name}.{name}", np.dtype(part.dtype)), part) for name, part in spec.parts.items()
+            name: (store(entry.part_names[name], np.dtype(part.dtype)), part) for name, part in spec.parts.items()
         }
         boundaries, centroids = (np.frombuffer(container.whole(name), "<f4") for name in table_names(spec))
         bits = np.frombuffer(container.whole(signs_name(spec)), np.uint8)

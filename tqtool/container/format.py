@@ -206,7 +206,7 @@ class Container:
     def _damage(self, tensor: Tensor, start: int, stop: int) -> Damage:
         rows = None
         for entry in self.entries:
-            if isinstance(entry, Compressed) and tensor.name in (f"{entry.name}.codes", f"{entry.name}.meta"):
+            if isinstance(entry, Compressed) and tensor.name in entry.part_names.values():
                 width = tensor.nbytes // max(prod(entry.lead), 1)
                 rows = (start // width, (stop - 1) // width)
         return Damage(tensor.name, start // CHUNK, -(-tensor.nbytes // CHUNK), rows)

@@ -59,6 +59,11 @@ class Compressed:
         """The number of vectors."""
         return prod(self.lead)
 
+    @property
+    def part_names(self) -> dict[str, str]:
+        """The names of the tensors that hold its parts, by those of `CodecSpec.parts`."""
+        return {part: f"{self.name}.{part}" for part in self.spec.parts}
+
     def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return type and shape of every tensor that decoding needs, by name."""
         spec = self.spec
@@ -66,7 +71,7 @@ class Compressed:
             **{name: ("F32", (count,)) for name, count in zip(table_names(spec), _table_sizes(spec), strict=True)},
             signs_name(spec): ("U8", (packed_bytes(spec.dim, 1),)),
             **{
-                f"{self.name}.{name}": (TENSOR_TYPES[part.dtype], (*self.lead, *part.shape))
+                self.part_names[name]: (TENSOR_TYPES[part.dtype], (*self.lead, *part.shape))
                 for name, part in reversed(spec.parts.items())
             },
         }
