@@ -15,11 +15,12 @@ from tqtool.files import STREAM, check_not_input, check_output
 def expanded(inputs: Sequence[str]) -> list[str]:
     """Return the files that the inputs stand for: a folder for its dump files, queries excepted (no cache has them)."""
     from tqtool.dumps.datafiles import folder_files, listed
+    from tqtool.dumps.inputs import is_folder
     from tqtool.dumps.names import meaning
 
     files: list[str] = []
     for path in inputs:
-        if not Path(path).is_dir():
+        if not is_folder(path):
             files.append(path)
             continue
         chosen, ignored = folder_files(Path(path))
@@ -34,11 +35,13 @@ def jobs_of(
     inputs: Sequence[str], out: str | None, suffix: str | dict[str, str], *, force: bool, as_json: bool
 ) -> list[tuple[str, str]]:
     """Return (input, output) pairs; refuses outputs that cannot be written before any work is done."""
+    from tqtool.dumps.inputs import is_folder
+
     jobs = []
     for path in inputs:
         if out == STREAM or (out is None and path == STREAM):
             target = STREAM
-        elif out is not None and not (Path(out).is_dir() or out.endswith("/")):
+        elif out is not None and not (is_folder(out) or out.endswith("/")):
             target = out
         else:
             name = "stdin" if path == STREAM else Path(path).name

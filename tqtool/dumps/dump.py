@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tqtool.dumps.arrays import ArraySource
 from tqtool.dumps.claims import check_claims, refuse_unmeasurable
 from tqtool.dumps.datafiles import folder_files, listed, open_arrays
-from tqtool.dumps.inputs import Input, InputFile
+from tqtool.dumps.inputs import Input, InputFile, is_folder
 from tqtool.dumps.layouts import by_layer, check_layout, infer_layout
 from tqtool.dumps.manifest import AttentionClaims, Manifest, find_manifest
 from tqtool.dumps.names import Kind, meaning
@@ -143,7 +143,7 @@ def load_dump(
             raise UsageError("no dump given", code="usage")
         sources, notes = _gather(paths, dtype)
         first = Path(paths[0])
-        manifest, name = find_manifest(first if first.is_dir() else first.parent), ", ".join(map(str, paths))
+        manifest, name = find_manifest(first if is_folder(first) else first.parent), ", ".join(map(str, paths))
         entries = _identify(sources, notes, name)
     return _assemble(name, entries, manifest, notes, layout)
 
@@ -176,7 +176,7 @@ def _gather(paths: Sequence[FilePath], dtype: str | None) -> tuple[list[ArraySou
     sources: list[ArraySource] = []
     notes: list[str] = []
     for path in paths:
-        if not Path(path).is_dir():
+        if not is_folder(path):
             sources.extend(open_arrays(path, dtype=dtype))
             continue
         chosen, ignored = folder_files(Path(path))

@@ -99,7 +99,8 @@ class InputFile(WholeFile):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if error is None or isinstance(error, TqError):  # what looks damaged may be half written
+            # what looks damaged may be half written; a reader that the file was lent to may have closed it
+            if not self.closed and (error is None or isinstance(error, TqError)):
                 self.expect(self.identity)
         finally:
             self.close()
