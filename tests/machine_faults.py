@@ -179,9 +179,8 @@ class Machine:
         (place / "config.json").write_text(
             json.dumps({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2})
         )
-        made = [sys.executable, "-m", "tqtool", "validate", place / "dump", "-c", "K4/V2", "-q", "--tsv-out"]
-        subprocess.run([*made, os.devnull[:0] or self.root / "r.tsv", "--json-out", place / "report.json"],
-                       check=True, stdout=subprocess.DEVNULL)  # fmt: skip
+        made = [sys.executable, "-m", "tqtool", "validate", place / "dump", "-c", "K4/V2", "-q"]
+        subprocess.run([*made, "--json-out", place / "report.json"], check=True, stdout=subprocess.DEVNULL)
 
     def fresh(self, scenario: Scenario) -> None:
         """Put the folder into its first state."""
@@ -208,90 +207,83 @@ class Machine:
         return Answer(**json.loads(self.server.stdout.readline()))
 
     def truth(self, name: str) -> dict[str, bytes]:
-        """Return what a scenario writes when nothing fails; reports without what differs from run to run."""
+        """Return what a scenario writes when nothing fails, by path; what it prints by "" if it writes no file."""
         if name not in self.expected:
             answer = self.run(SCENARIOS[name])
             assert answer.status == 0, answer
-            self.expected[name] = {path: timeless(self.work / "out" / path) for path in SCENARIOS[name].outputs}
-            if not SCENARIOS[name].outputs:
-                self.expected[name] = {"": timeless_text(answer.out).encode()}
+            written = {path: contents(self.work / "out" / path) for path in SCENARIOS[name].outputs}
+            self.expected[name] = written or {"": timeless(answer.out)}
         return self.expected[name]
 
     def judge(self, name: str, fault: Fault, answer: Answer) -> str:
-        """Return what did not hold, "" if all did."""
-        scenario, truth = SCENARIOS[name], self.truth_kept(name)
-        lines = [line for line in answer.err.splitlines() if line.startswith("tqtool: error[") or not _note(line)]
-        faults: list[str] = []
-        stopped = fault.what in SIGNALS
-        if answer.status == 0:
-            if any("error" in line for line in lines):
-                faults.append("an error and exit 0")
-        elif stopped:
-            if answer.status != 128 + getattr(signal, fault.what):
-                faults.append(f"status {answer.status}")
-            if lines != ["tqtool: error[interrupted]: interrupted; nothing partial was left behind"]:
-                faults.append("not the one line of an interruption")
-        else:
-            if answer.status not in (3, 4):
-                faults.append(f"status {answer.status}")
-            where = "in/" in answer.hit.removeprefix(str(self.work))
-            if answer.hit and where and answer.status != 3:
-                faults.append(f"status {answer.status} for a fault of the input")
-            if answer.hit and not where and "/out/" in answer.hit and answer.status != 4:
-                faults.append(f"status {answer.status} for a fault of the output")
-            if len([line for line in lines if line.startswith("tqtool: error[")]) != 1 or len(lines) != 1:
-                faults.append("not one line")
-            elif not re.search(
-                r"error\[[a-z-]+\]: (" + re.escape(str(self.work)) + "|stdin|standard output)", lines[0]
-            ):
-                faults.append("the line names no file")
-        whole = answer.status == 0
-        for path, right in truth.items():
-            if not path:
-                if whole and timeless_text(answer.out).encode() != right:
-                    faults.append("exit 0 and another answer")
-                continue
-            place = self.work / "out" / path
-            held = timeless(place) if place.exists() else None
-            allowed = {right} if whole else {right, b"old" if scenario.old else None}
-            if held not in allowed:
-                faults.append(f"{path} holds {'nothing' if held is None else f'{len(held)} other bytes'}")
-            if held == right and not whole and not stopped and "is written whole" not in answer.err:
-                if len(truth) == 1:
-                    faults.append(f"{path} is there and the message does not say so")
-            if scenario.old and held is not None and place.stat().st_mode & 0o777 != 0o600:
-                faults.append(f"{path} has another mode")
-        left = sorted(
-            str(path.relative_to(self.work))
-            for path in [*(self.work / "out").rglob("*"), *(self.work / "tmp").rglob("*")]
-            if not path.is_dir()
-            and str(path.relative_to(self.work / "out" if "out" in path.parts else path)) not in truth
-        )
-        if left and not (fault.kind == "unlink" and "removing" in answer.err):
-            faults.append(f"left behind: {left}")
+        """Return what did not hold, "" if all did; ask for `truth` before the case runs."""
+        wrong = [*self._wrong_words(fault, answer), *self._wrong_outputs(name, fault, answer)]
         for path in (self.root / "template/in").rglob("*"):
             mine = self.work / "in" / path.relative_to(self.root / "template/in")
             if path.is_file() and mine.read_bytes() != path.read_bytes():
-                faults.append(f"{mine.name} was changed")
-        return "; ".join(faults)
+                wrong.append(f"{mine.name} was changed")
+        return "; ".join(wrong)
 
-    def truth_kept(self, name: str) -> dict[str, bytes]:
-        assert name in self.expected, "ask for the truth before a case runs: both use the same folder"
-        return self.expected[name]
+    def _wrong_words(self, fault: Fault, answer: Answer) -> Iterator[str]:
+        """Yield what is wrong with the status and with stderr."""
+        lines = [line for line in answer.err.splitlines() if not _beside(line)]
+        if answer.status == 0:
+            if lines:
+                yield f"exit 0 and {lines}"
+            return
+        if fault.what in SIGNALS:
+            if answer.status != 128 + getattr(signal, fault.what):
+                yield f"status {answer.status}"
+            if lines != ["tqtool: error[interrupted]: interrupted; nothing partial was left behind"]:
+                yield "not the one line of an interruption"
+            return
+        allowed = {3, 4}
+        if answer.hit.startswith(str(self.work / "in/")):
+            allowed = {3}
+        elif answer.hit.startswith((str(self.work / "out/"), str(self.work / "tmp/"))):
+            allowed = {4}
+        if answer.status not in allowed:
+            yield f"status {answer.status}"
+        if len(lines) != 1:
+            yield "not one line"
+        elif not re.match(rf"tqtool: error\[[a-z-]+\]: ({re.escape(str(self.work))}|stdin|standard output)", lines[0]):
+            yield "the line names no file"
+
+    def _wrong_outputs(self, name: str, fault: Fault, answer: Answer) -> Iterator[str]:
+        """Yield what is wrong with the files and the answer that were left."""
+        scenario, truth, done = SCENARIOS[name], self.expected[name], answer.status == 0
+        out, temporary = self.work / "out", self.work / "tmp"
+        for path, right in truth.items():
+            if not path:
+                if done and timeless(answer.out) != right:
+                    yield "exit 0 and another answer"
+                continue
+            held = contents(out / path) if (out / path).exists() else None
+            if held not in ({right} if done else {right, b"old" if scenario.old else None}):
+                yield f"{path} holds {'nothing' if held is None else f'{len(held)} other bytes'}"
+            said = "is written whole" in answer.err or fault.what in SIGNALS
+            if held == right and not (done or said or len(truth) > 1):
+                yield f"{path} is there, and the message does not say so"
+            if scenario.old and held is not None and (out / path).stat().st_mode & 0o777 != 0o600:
+                yield f"{path} has another mode"
+        left = [str(path) for path in temporary.rglob("*")]
+        left += [str(path) for path in out.rglob("*") if path.is_file() and str(path.relative_to(out)) not in truth]
+        if left and not (fault.kind == "unlink" and "removing" in answer.err):
+            yield f"left behind: {left}"
 
 
-def _note(line: str) -> bool:
+def _beside(line: str) -> bool:
     """Whether a line of stderr is a hint, a note or a warning."""
     return line.startswith("  ") or (line.startswith("tqtool: ") and not line.startswith("tqtool: error["))
 
 
-def timeless(path: Path) -> bytes:
-    return timeless_text(path.read_text()).encode() if path.suffix == ".json" else path.read_bytes()
+def contents(path: Path) -> bytes:
+    return timeless(path.read_text()) if path.suffix == ".json" else path.read_bytes()
 
 
-def timeless_text(text: str) -> str:
+def timeless(text: str) -> bytes:
     """Return a report or answer without the time of its making."""
-    return re.sub(r'"(started|seconds)": "[^"]*"', "", text)
+    return re.sub(r'"(started|seconds)": "[^"]*"', "", text).encode()
 
 
 def faults_of(
@@ -312,7 +304,11 @@ def serve(library: str, root: str) -> None:
     from tqtool.cli.app import main
 
     shutil.copytree(Path(root) / "template", Path(root) / "warm")
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+    with (
+        Path(os.devnull).open("w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
         for scenario in SCENARIOS.values():  # loads every module that the cases need
             with contextlib.suppress(SystemExit):
                 sys.argv = ["tqtool", *scenario.arguments(Path(root) / "warm"), "--threads", "1"]
@@ -342,20 +338,16 @@ def _one(shim: ctypes.CDLL, case: dict[str, Any], root: Path, answer: int) -> No
     """Be one run of the program, armed; never returns."""
     status = 99
     try:
+        new = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         for number, name, flags in (
             (0, case["stdin"], os.O_RDONLY),
-            (1, root / "stdout", None),
-            (2, root / "stderr", None),
+            (1, root / "stdout", new),
+            (2, root / "stderr", new),
         ):
-            made = os.O_WRONLY | os.O_CREAT | os.O_TRUNC if flags is None else flags
-            descriptor = os.open(name, made, 0o600)
+            descriptor = os.open(name, flags, 0o600)
             os.dup2(descriptor, number)
             os.close(descriptor)
-        sys.stdin, sys.stdout, sys.stderr = (
-            open(0, closefd=False),
-            open(1, "w", closefd=False),
-            open(2, "w", closefd=False),
-        )  # noqa: SIM115
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(i, "w" if i else "r", closefd=False) for i in range(3))
         sys.argv = ["tqtool", *case["arguments"]]
         from tqtool.cli.app import main
 
