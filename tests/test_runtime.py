@@ -111,7 +111,8 @@ def test_fused_attention_equals_decoding_first(
     keys = encode(k, CodecSpec(dim, key_bits, meta=meta))  # type: ignore[arg-type]
     values = encode(v, CodecSpec(dim, value_bits, meta=meta))  # type: ignore[arg-type]
     scale = 2 / np.sqrt(dim)
-    out = runtime.attend(q, keys, values, scale=scale, causal=causal, threads=1)
+    sides = runtime.Side(keys), runtime.Side(values)
+    out = runtime.attend(q, *sides, scale=scale, causal=causal, threads=1)
     whole = decode(keys).astype(np.float64).repeat(group, axis=2)
     scores = np.einsum("bqhd,bthd->bhqt", q.astype(np.float64), whole) * scale
     seen = np.tri(q_len, tokens, tokens - q_len, dtype=bool) if causal else np.ones((q_len, tokens), bool)
@@ -121,7 +122,7 @@ def test_fused_attention_equals_decoding_first(
     assert_allclose(out, expected, rtol=0, atol=4e-6 * np.abs(expected).max())
     monkeypatch.setattr(runtime, "WORTH_THREADS", 0)
     for threads in (2, 3):
-        again = runtime.attend(q, keys, values, scale=scale, causal=causal, threads=threads)
+        again = runtime.attend(q, *sides, scale=scale, causal=causal, threads=threads)
         assert again.tobytes() == out.tobytes()
 
 
@@ -129,12 +130,12 @@ def test_attention_reads_the_first_tokens_of_each_batch_entry() -> None:
     rng = np.random.default_rng(3)
     k, v = rng.standard_normal((2, 2, 50, 2, 64)).astype(np.float32)
     q = rng.standard_normal((2, 1, 2, 64)).astype(np.float32)
-    keys, values = encode(k, CodecSpec(64, 4)), encode(v, CodecSpec(64, 2))
-    both = runtime.attend(q, keys, values, scale=0.125, tokens=[7, 50])
-    assert_array_equal(both[1], runtime.attend(q, keys, values, scale=0.125)[1])
-    short = encode(k[:1, :7], CodecSpec(64, 4)), encode(v[:1, :7], CodecSpec(64, 2))
+    sides = runtime.Side(encode(k, CodecSpec(64, 4))), runtime.Side(encode(v, CodecSpec(64, 2)))
+    both = runtime.attend(q, *sides, scale=0.125, tokens=[7, 50])
+    assert_array_equal(both[1], runtime.attend(q, *sides, scale=0.125)[1])
+    short = (runtime.Side(encode(x[:1, :7], CodecSpec(64, bits))) for x, bits in ((k, 4), (v, 2)))
     assert_array_equal(both[0], runtime.attend(q[:1], *short, scale=0.125)[0])
-    assert_array_equal(runtime.attend(q, keys, values, scale=0.125, tokens=0), 0)
+    assert_array_equal(runtime.attend(q, *sides, scale=0.125, tokens=0), 0)
 
 
 def test_encode_and_decode_need_at_most_a_mebibyte_beside_their_results() -> None:

@@ -13,20 +13,19 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tqtool.attention.fused import fused_attention
+from tqtool.attention.fused import chosen_attention, fused_attention
 from tqtool.attention.plain import (
     AttentionConfig,
     attention,
     attention_mask,
     check_inputs,
-    is_float,
     query_blocks,
 )
 from tqtool.attention.slots import SlotChoice, Slots, move_down
 from tqtool.attention.stored import StoredSide
+from tqtool.attention.tokens import check_tokens, finite, token_shape
 from tqtool.codec.blocks import BLOCK_BYTES
-from tqtool.codec.codec import encode
-from tqtool.codec.refusals import refusal
+from tqtool.codec.codec import attends, encode
 from tqtool.codec.sizes import KVConfig
 from tqtool.codec.spec import CodecSpec, Encoded
 from tqtool.codec.terms import UNTOUCHED, Law, Meta, ScaleRule
@@ -41,7 +40,7 @@ class KVCache:
 
     def __init__(self, *, layers: int, kv_heads: int, head_dim: int, max_seq_len: int, batch: int = 1) -> None:
         """Allocate every slot at once. Raises: `UsageError` for sizes below 1."""
-        self.token_shape = _token_shape(batch, kv_heads, head_dim)
+        self.token_shape = token_shape(batch, kv_heads, head_dim)
         self.slots = Slots(layers, max_seq_len)
         full = (layers, batch, max_seq_len, kv_heads, head_dim)
         self._keys, self._values = np.zeros(full, np.float32), np.zeros(full, np.float32)
@@ -58,10 +57,10 @@ class KVCache:
 
     def write(self, layer: int, slot: int, k: FloatArray, v: FloatArray) -> None:
         """Store tokens in slots slot, slot + 1, ...; after an error nothing has changed."""
-        _check_tokens(k, v, self.token_shape)
+        check_tokens(k, v, self.token_shape)
         self.slots.check(layer, slot, k.shape[1])
         part = slice(slot, slot + k.shape[1])
-        self._keys[layer, :, part], self._values[layer, :, part] = _finite(k), _finite(v)
+        self._keys[layer, :, part], self._values[layer, :, part] = finite(k), finite(v)
         self.slots.fill(layer, slot, k.shape[1])
 
     def append(self, layer: int, k: FloatArray, v: FloatArray) -> None:
@@ -85,13 +84,14 @@ class KVCache:
         """
         return plain_attention(q, self, layer, pos, config, slots)
 
-    def evict(self, count: int) -> None:
-        """Drop the `count` oldest tokens of every layer and move the rest down."""
-        self.slots.check_eviction(count)
+    def evict(self, count: int, layer: int | None = None) -> None:
+        """Drop the `count` oldest tokens of one layer, or of every one, and move the rest down."""
+        self.slots.check_eviction(count, layer)
+        part = slice(None) if layer is None else slice(layer, layer + 1)
         for side in (self._keys, self._values):
-            for rows in side.reshape(-1, *side.shape[2:]):
+            for rows in side[part].reshape(-1, *side.shape[2:]):
                 move_down(rows[: self.seq_len], 0, count)
-        self.slots.evict(count)
+        self.slots.evict(count, layer)
 
     def truncate(self, length: int) -> None:
         """Forget the slots from `length` on, as a rejected draft needs it."""
@@ -136,7 +136,7 @@ class TurboQuantCache:
             raise UsageError(f"residual_window is {residual_window}, at least 0 is needed", code="usage")
         self.config = config
         self._threads = threads
-        self.token_shape = _token_shape(batch, kv_heads, head_dim)
+        self.token_shape = token_shape(batch, kv_heads, head_dim)
         self.slots = Slots(layers, max_seq_len, sink_tokens)
         key, value = (
             CodecSpec(head_dim, bits, law, rule, meta, seed)
@@ -157,7 +157,7 @@ class TurboQuantCache:
 
     def write(self, layer: int, slot: int, k: FloatArray, v: FloatArray) -> None:
         """Compress tokens into slots slot, slot + 1, ...; after an error nothing has changed."""
-        _check_tokens(k, v, self.token_shape)
+        check_tokens(k, v, self.token_shape)
         self.slots.check(layer, slot, k.shape[1])
         keys, values = (self._encode(x, side.spec) for x, side in ((k, self._keys), (v, self._values)))
         self._keys.store(layer, slot, k, keys)
@@ -207,6 +207,10 @@ class TurboQuantCache:
         check_inputs(q, k, config)
         if slots is None and self.slots.newest(layer, pos, q.shape[1]):
             return fused_attention(q, keys, values, config, threads=self._threads)
+        if q.shape[1] == 1 and config.softcap is None and attends():
+            keys, values = (side.select(self.slots, layer, None) for side in (self._keys, self._values))
+            visible = self.slots.visible(layer, pos, config, slots)
+            return chosen_attention(q, keys, values, config, visible, threads=self._threads)
         rules = replace(config, causal=False, window=None)  # positions decide, not slots
         out = np.empty(q.shape, np.float32)
         for part in query_blocks(q.shape[1], q.shape[0] * q.shape[2] * k.shape[1]):
@@ -214,12 +218,12 @@ class TurboQuantCache:
             out[:, part] = fused_attention(q[:, part], keys, values, rules, seen, threads=self._threads)
         return out
 
-    def evict(self, count: int) -> None:
-        """Drop the `count` oldest tokens after the sinks in every layer and move the rest down."""
-        self.slots.check_eviction(count)
+    def evict(self, count: int, layer: int | None = None) -> None:
+        """Drop the `count` oldest tokens after the sinks of one layer, or of every one, and move the rest down."""
+        self.slots.check_eviction(count, layer)
         for side in (self._keys, self._values):
-            side.evict(self.slots, count)
-        self.slots.evict(count)
+            side.evict(self.slots, count, layer)
+        self.slots.evict(count, layer)
 
     def truncate(self, length: int) -> None:
         """Forget the slots from `length` on, as a rejected draft needs it."""
@@ -282,32 +286,3 @@ def plain_attention(
         mask = np.where(seen, np.float32(0), np.float32(-np.inf)).repeat(heads // len(seen), axis=0)
         out[:, part] = attention_mask(q[:, part], k, v, mask[None], rules)
     return out
-
-
-def _token_shape(batch: int, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
-    for name, value in (("batch", batch), ("kv_heads", kv_heads), ("head_dim", head_dim)):
-        if value < 1:
-            raise UsageError(f"{name} is {value}, at least 1 is needed", code="usage")
-    return batch, kv_heads, head_dim
-
-
-def _check_tokens(k: FloatArray, v: FloatArray, token_shape: tuple[int, int, int]) -> None:
-    """Raises: `InputError` unless k and v are (batch, n, kv_heads, head_dim) of one n."""
-    for name, x in (("k", k), ("v", v)):
-        if x.ndim != 4 or (x.shape[0], *x.shape[2:]) != token_shape:
-            batch, kv_heads, dim = token_shape
-            text = f"{name} is {x.shape}, need ({batch}, tokens, {kv_heads}, {dim})"
-            raise InputError(text, code="shape-mismatch")
-    if k.shape != v.shape:
-        raise InputError(f"k is {k.shape}, v is {v.shape}", code="shape-mismatch")
-
-
-def _finite(x: FloatArray) -> Rows:
-    """Return x in float32; `InputError` for other types, NaN and what float32 cannot hold."""
-    if not is_float(x):
-        raise InputError(f"dtype {x.dtype} is not floating point", code="dtype")
-    with np.errstate(over="ignore"):  # becomes infinite, and is refused
-        rows = x.astype(np.float32, copy=False)
-    if not np.isfinite(rows).all():
-        raise refusal(x)
-    return rows

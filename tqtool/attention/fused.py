@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,11 +45,9 @@ def fused_attention(
         near = reach(1, count, config, start=count - 1)
         keys, values, config = keys.part(near), values.part(near), replace(config, window=None)
         count = near.stop - near.start
-    plain = seen is None and config.window is None and config.softcap is None
+    if seen is None and config.window is None and config.softcap is None and attends():
+        return _attend(q, keys, values, config, causal=config.causal, threads=threads)
     scaled = q.astype(np.float32) * np.float32(config.score_scale)
-    if plain and attends() and not (keys.protected or values.protected):
-        causal = config.causal
-        return runtime.attend(scaled, keys.encoded, values.encoded, scale=1.0, causal=causal, threads=threads)
     out = np.empty(q.shape, np.float32)
     units = list(product(range(batch), range(kv_heads)))
     for part in query_blocks(q_len, batch * heads * count):
@@ -61,6 +60,33 @@ def fused_attention(
         for _ in ordered_map(attend, units, threads=threads):
             pass
     return out
+
+
+def chosen_attention(
+    q: FloatArray,
+    keys: Stored,
+    values: Stored,
+    config: AttentionConfig,
+    slots: NDArray[np.int64],
+    *,
+    threads: int | None = None,
+) -> NDArray[np.float32]:
+    """Return attention of single queries q (batch, 1, heads, dim) over the slots (1 or kv_heads, n), -1 for none.
+
+    The C runtime reads these slots and no others; it must be the engine in use (`attends`).
+    """
+    return _attend(q, keys, values, config, choice=slots.astype(np.int32), threads=threads)
+
+
+def _attend(q: FloatArray, keys: Stored, values: Stored, config: AttentionConfig, **how: Any) -> NDArray[np.float32]:
+    """Hand everything over to the C runtime: codes, and the rows that are kept in float32."""
+    sides = (
+        runtime.Side(side.encoded, side.exact, side.row_of[:, 0].astype(np.int32))
+        if side.protected
+        else runtime.Side(side.encoded)
+        for side in (keys, values)
+    )
+    return runtime.attend(q.astype(np.float32), *sides, scale=config.score_scale, **how)
 
 
 def _attend_head(

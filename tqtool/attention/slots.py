@@ -67,27 +67,38 @@ class Slots:
         self._in_order[layer] &= slot == self._lengths[layer]
         self._lengths[layer] = max(self._lengths[layer], slot + count)
 
-    def check_eviction(self, count: int) -> None:
-        """Raises: `UsageError` unless the `count` oldest tokens after the sinks are the first slots after them."""
-        most = max(self.seq_len - self.sink_tokens, 0)
+    def check_eviction(self, count: int, layer: int | None = None) -> None:
+        """Raises: `UsageError` unless the `count` oldest tokens after the sinks are the first slots after them.
+
+        Of one layer, or of all: then a layer that holds fewer tokens loses what it has.
+        """
+        layers = self._layers(layer)
+        most = max(max(self._lengths[each] for each in layers) - self.sink_tokens, 0)
         if not 0 <= count <= most:
             raise UsageError(f"cannot evict {count} of {most} tokens", code="usage")
-        for layer, length in enumerate(self._lengths):
-            held = self._positions[layer, self.sink_tokens : length]
+        for each in layers:
+            held = self._positions[each, self.sink_tokens : self._lengths[each]]
             held = held[held != EMPTY]
             if np.any(np.diff(held) < 0):
-                slot = int(np.flatnonzero(self._positions[layer] == held.min())[0])
+                slot = int(np.flatnonzero(self._positions[each] == held.min())[0])
                 raise UsageError(
-                    f"the cache is used as a ring: the oldest token of layer {layer} is in slot {slot}",
+                    f"the cache is used as a ring: the oldest token of layer {each} is in slot {slot}",
                     code="usage",
                     hint="a ring evicts by overwriting; only a cache filled in order can move tokens down",
                 )
 
-    def evict(self, count: int) -> None:
-        """Drop the `count` slots after the sinks and move the rest down."""
-        for positions in self._positions:
-            move_down(positions, self.sink_tokens, count, EMPTY)
-        self._lengths = [max(length - count, min(length, self.sink_tokens)) for length in self._lengths]
+    def evict(self, count: int, layer: int | None = None) -> None:
+        """Drop the `count` slots after the sinks and move the rest down, in one layer or in all."""
+        for each in self._layers(layer):
+            move_down(self._positions[each], self.sink_tokens, count, EMPTY)
+            length = self._lengths[each]
+            self._lengths[each] = max(length - count, min(length, self.sink_tokens))
+
+    def _layers(self, layer: int | None) -> range:
+        if layer is None:
+            return range(len(self._lengths))
+        self.check(layer)
+        return range(layer, layer + 1)
 
     def check_truncation(self, length: int) -> None:
         """Raises: `UsageError` unless there are `length` tokens."""
@@ -151,6 +162,11 @@ class Slots:
         seen = np.stack([sees(queries, row, causal=config.causal, window=config.window) for row in keys])
         seen &= (keys != EMPTY)[:, None]
         return seen
+
+    def visible(self, layer: int, pos: int, config: AttentionConfig, choice: SlotChoice | None) -> NDArray[np.int64]:
+        """Return the slots that the query of slot pos sees, -1 for none: (1, length), or (kv_heads, n) of a choice."""
+        slots = self.chosen(layer, choice, 1 if choice is None else config.key_heads).T
+        return np.where(self.seen(layer, pos, 1, config, choice)[:, 0], slots, EMPTY)
 
 
 def move_down(rows: NDArray[Any], start: int, count: int, fill: int = 0) -> None:

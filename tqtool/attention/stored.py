@@ -84,12 +84,13 @@ class StoredSide:
         row_of = np.broadcast_to(self.protected.row_of(layer, distinct), chosen.shape)
         return Stored(encoded, self.protected.rows(layer), row_of)
 
-    def evict(self, slots: Slots, count: int) -> None:
-        """Drop `count` slots after the sinks in every layer."""
+    def evict(self, slots: Slots, count: int, layer: int | None) -> None:
+        """Drop `count` slots after the sinks in one layer, or in every one."""
+        part = slice(None) if layer is None else slice(layer, layer + 1)
         for array in self.encoded.arrays.values():
-            for rows in array.reshape(-1, *array.shape[2:]):
+            for rows in array[part].reshape(-1, *array.shape[2:]):
                 move_down(rows[: slots.seq_len], slots.sink_tokens, count)
-        self.protected.evict(count)
+        self.protected.evict(count, part)
 
     def truncate(self, slots: Slots, length: int) -> None:
         """Forget every slot from `length` on."""
@@ -144,11 +145,12 @@ class ProtectedRows:
         row_of[EMPTY] = EMPTY  # the last place, which stands for no slot
         return row_of[slots]
 
-    def evict(self, count: int) -> None:
+    def evict(self, count: int, layers: slice) -> None:
         """Follow `Slots.evict`."""
-        moved = self._slots >= self._sinks
-        self._slots[moved] -= count
-        self._slots[moved & (self._slots < self._sinks)] = EMPTY
+        held = self._slots[layers]
+        moved = held >= self._sinks
+        held[moved] -= count
+        held[moved & (held < self._sinks)] = EMPTY
 
     def truncate(self, length: int) -> None:
         """Follow `Slots.truncate`."""

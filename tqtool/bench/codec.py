@@ -132,7 +132,8 @@ def numpy_attention(q: NDArray[np.float32], k: NDArray[np.float32], v: NDArray[n
 
 
 def _fused(q: NDArray[np.float32], keys: Encoded, values: Encoded, threads: int) -> NDArray[np.float32]:
-    return runtime.attend(q, keys, values, scale=float(q.shape[-1] ** -0.5), threads=threads)
+    sides = runtime.Side(keys), runtime.Side(values)
+    return runtime.attend(q, *sides, scale=float(q.shape[-1] ** -0.5), threads=threads)
 
 
 def _job(function: Callable[..., object], *arguments: object, **options: object) -> Callable[[], object]:

@@ -7,6 +7,7 @@ after their shapes and types were checked. `turboquant.h` beside this file says 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -76,39 +77,54 @@ def decode_rows(encoded: Encoded, out: NDArray[np.float32], *, plain: bool = Fal
     _require(error == 0, error)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """Packed keys or values, and the tokens of them that are kept as they came and count instead of their codes."""
+
+    encoded: Encoded  # of lead (batch, slots, kv_heads); any strides but in the last axes
+    exact: NDArray[np.float32] | None = None  # (batch, rows, kv_heads, dim)
+    row_of: NDArray[np.int32] | None = None  # (slots,): the exact row of a token, -1 for none
+
+
 def attend(
     q: NDArray[np.float32],
-    keys: Encoded,
-    values: Encoded,
+    keys: Side,
+    values: Side,
     *,
     scale: float,
     causal: bool = False,
     tokens: int | Sequence[int] | None = None,
+    choice: NDArray[np.int32] | None = None,
     threads: int | None = None,
 ) -> NDArray[np.float32]:
     """Return the attention of q (batch, q_len, q_heads, dim) on packed keys and values, same shape as q.
 
-    keys and values are `Encoded` of lead shape (batch, slots, kv_heads), one dim and one seed; any strides but in the
-    last axes. The first `tokens` slots are read (default: all; one number, or one per batch entry). Query head h reads
-    head h // (q_heads / kv_heads). With `causal` the queries are the newest: query i sees tokens - q_len + 1 + i
-    tokens; one that sees none gives zeros. Float32 throughout; the same bits for any number of threads.
+    keys and values are of one dim and one seed. The first `tokens` slots are read (default: all; one number, or one per
+    batch entry), or of these only those of `choice` (1 or kv_heads, n), -1 for none. Query head h reads head
+    h // (q_heads / kv_heads). With `causal` the queries are the newest: query i sees tokens - q_len + 1 + i tokens; one
+    that sees none gives zeros. Float32 throughout; the same bits for any number of threads.
     """
     batch, q_len, q_heads, dim = q.shape
-    slots, kv_heads = keys.codes.shape[1:3]
+    key_spec, value_spec = keys.encoded.spec, values.encoded.spec
+    slots, kv_heads = keys.encoded.lead[1:]
     lengths = list(tokens) if isinstance(tokens, Sequence) else [slots if tokens is None else tokens] * batch
     _require(len(lengths) == batch)
-    _require(dim == keys.spec.dim == values.spec.dim)
-    _require(keys.spec.seed == values.spec.seed)
-    _require(keys.codes.shape[:3] == values.codes.shape[:3] == (batch, slots, kv_heads))
+    _require(dim == key_spec.dim == value_spec.dim)
+    _require(key_spec.seed == value_spec.seed)
+    _require(keys.encoded.lead == values.encoded.lead == (batch, slots, kv_heads))
+    if choice is not None:
+        _require(choice.dtype == np.int32 and choice.shape[:-1] in ((1,), (kv_heads,)) and not (causal and q_len > 1))
+        choice = np.ascontiguousarray(choice)
     _require(q_heads % kv_heads == 0)
     _require(all(0 <= length <= slots for length in lengths))
     group = q_heads // kv_heads
     q = np.ascontiguousarray(q, np.float32)
     out = np.empty_like(q)
-    state = _state(keys.spec, values.spec)
+    state = _state(key_spec, value_spec)
     rows_at_once = max(1, QUERIES // group)
     threads = default_threads() if threads is None else threads
-    if sum(lengths) * kv_heads * dim * -(-q_len // rows_at_once) < WORTH_THREADS:
+    read = sum(lengths) if choice is None else choice.shape[-1] * batch
+    if read * kv_heads * dim * -(-q_len // rows_at_once) < WORTH_THREADS:
         threads = 1
     shares = min(kv_heads, -(-threads // batch))  # a thread's heads lie side by side: it reads memory in order
     bounds = [kv_heads * i // shares for i in range(shares + 1)]
@@ -118,10 +134,14 @@ def attend(
         rows = min(rows_at_once, q_len - first)
         seen = max(0, lengths[b] - (q_len - first - rows)) if causal else lengths[b]
         facts = ffi.new("fa_tq_attention *")
-        facts.keys, facts.values = (_packed(side[b])[0] for side in (keys, values))
+        views = [_view(side, b) for side in (keys, values)]
+        facts.keys, facts.values = (packed[0] for packed, _ in views)
         facts.tokens, facts.first_head, facts.heads = seen, head, end - head
         facts.rows, facts.query_heads, facts.group = rows, q_heads, group
         facts.scale, facts.causal = scale, causal
+        if choice is not None:
+            own = choice if len(choice) == 1 else choice[head:]
+            facts.choice = (_ints(own), own.shape[1], 0 if len(choice) == 1 else own.shape[1], 1)
         scratch = np.empty(lib.fa_tq_attend_scratch(state, end - head, rows, group), np.float32)
         error = lib.fa_tq_attend(
             state,
@@ -187,6 +207,20 @@ QUERIES = 16  # of one key-value head that share a pass over the keys and values
 WORTH_THREADS = 1 << 22  # coordinates; fewer are read in the time that starting threads takes
 
 
+def _view(side: Side, b: int) -> tuple[Any, Any]:
+    """Return the C view of one sequence, and what it points to: to be kept as long as it is used."""
+    packed = _packed(side.encoded[b])
+    if side.exact is None or side.row_of is None:
+        return packed, None
+    rows = side.exact[b]
+    _require(rows.flags.c_contiguous and rows.shape[1:] == (side.encoded.lead[2], side.encoded.spec.dim))
+    _require(side.row_of.dtype == np.int32 and len(side.row_of) >= side.encoded.lead[1])
+    _require(bool(len(side.row_of) == 0 or side.row_of.max() < len(rows)))
+    exact = ffi.new("fa_tq_exact *", (_floats(rows), lib.FA_TQ_F32, rows[0].size, _ints(side.row_of)))
+    packed.exact = exact
+    return packed, exact
+
+
 def _packed(side: Encoded) -> Any:
     """Return the C view of vectors of lead (slots, kv_heads): fields in the order of `fa_tq_packed`."""
     codes, meta = side.codes, side.meta
@@ -235,3 +269,7 @@ def _state(keys: CodecSpec, values: CodecSpec, *, plain: bool = False) -> Any:
 def _floats(array: NDArray[np.float32], *, written: bool = False) -> Any:
     _require(array.dtype == np.float32)
     return ffi.from_buffer("float[]", array, require_writable=written)
+
+
+def _ints(array: NDArray[np.int32]) -> Any:
+    return ffi.from_buffer("int32_t[]", array)
