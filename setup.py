@@ -24,7 +24,7 @@ ffi.set_source(
     '#include "turboquant.h"',
     sources=[str(RUNTIME / "turboquant.c")],
     include_dirs=[str(RUNTIME)],
-    depends=[str(RUNTIME / name) for name in ("turboquant.h", "turboquant_kernels.h")],
+    depends=[str(RUNTIME / name) for name in ("turboquant.h", "turboquant_kernels.h", "turboquant_avx512.h")],
     define_macros=[("FA_TQ_NO_CODEBOOKS", "1")],
     extra_compile_args=["-std=c99", "-O3", "-g0", "-ffp-contract=off"],
     py_limited_api=True,

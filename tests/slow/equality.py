@@ -131,7 +131,7 @@ class Library:
         table.centroids = self.ffi.from_buffer("float[]", tables[1])
         state = self.ffi.gc(self.lib.fa_tq_init_with(spec.dim, table, table, spec.seed), self.lib.fa_tq_free)
         if plain:
-            self.lib.fa_tq_use_plain(state)
+            self.lib.fa_tq_use(state, b"plain")
         return state
 
     def run(

@@ -34,6 +34,7 @@ def export_files(dims: Sequence[int], bits: Sequence[int], law: Law = "beta", se
         "turboquant.h": _packaged("runtime/turboquant.h"),
         "turboquant.c": _packaged("runtime/turboquant.c"),
         "turboquant_kernels.h": _packaged("runtime/turboquant_kernels.h"),
+        "turboquant_avx512.h": _packaged("runtime/turboquant_avx512.h"),
         "test_turboquant.c": _packaged("templates/test_turboquant.c"),
         "tq_golden.h": golden_header(dims, bits, law, seed, command),
         "Makefile": _packaged("templates/export_Makefile"),

@@ -6,6 +6,8 @@ after their shapes and types were checked. `turboquant.h` beside this file says 
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 
 from tqtool.codec.spec import CodecSpec, Encoded
 from tqtool.codec.terms import METAS
+from tqtool.errors import UsageError
 from tqtool.parallel import default_threads, ordered_map
 
 try:
@@ -38,8 +41,17 @@ def available() -> bool:
 
 
 def instructions() -> str:
-    """Return the instruction set in use: "avx2" or "plain"; "" without the runtime."""
-    return "" if lib is None else str(ffi.string(lib.fa_tq_instructions(ffi.NULL)).decode())
+    """Return the instruction set in use: "avx512", "avx2" or "plain"; "" without the runtime.
+
+    It is the fastest that the build has and the processor runs, or the one that `TQTOOL_INSTRUCTIONS` names.
+    """
+    return "" if lib is None else os.environ.get("TQTOOL_INSTRUCTIONS") or instruction_sets()[0]
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Return the instruction sets that the build has and the processor runs, the fastest first."""
+    names = map(lib.fa_tq_instruction_set, itertools.count())
+    return tuple(ffi.string(name).decode() for name in itertools.takewhile(lambda name: name != ffi.NULL, names))
 
 
 def selftest() -> str:
@@ -240,9 +252,13 @@ def _require(holds: bool, error: int = 0) -> None:
         raise ValueError(f"arrays do not fit each other{f' (error {error})' if error else ''}")
 
 
-@cache
 def _state(keys: CodecSpec, values: CodecSpec, *, plain: bool = False) -> Any:
-    """Return the C state of these tables; it never changes, so all threads share it."""
+    """Return the C state of these tables, for the instruction set in use; threads share it."""
+    return _new_state(keys, values, "plain" if plain else os.environ.get("TQTOOL_INSTRUCTIONS", ""))
+
+
+@cache
+def _new_state(keys: CodecSpec, values: CodecSpec, wanted: str) -> Any:
     tables, alive = [], []
     for spec in (keys, values):
         boundaries, centroids = (_floats(np.array(part)) for part in (spec.boundaries, spec.centroids))
@@ -261,8 +277,12 @@ def _state(keys: CodecSpec, values: CodecSpec, *, plain: bool = False) -> Any:
     state = lib.fa_tq_init_with(keys.dim, *tables, keys.seed)
     if state == ffi.NULL:
         raise MemoryError(f"no runtime state for {keys}")
-    if plain:
-        lib.fa_tq_use_plain(state)
+    if wanted and lib.fa_tq_use(state, wanted.encode()) != 0:
+        lib.fa_tq_free(state)
+        raise UsageError(
+            f"TQTOOL_INSTRUCTIONS is {wanted!r}: this build on this processor has {', '.join(instruction_sets())}",
+            code="usage",
+        )
     return ffi.gc(state, lib.fa_tq_free)
 
 

@@ -175,7 +175,7 @@ typedef struct tq_kernels tq_kernels;
 
 struct fa_tq_state {
     size_t dim, run, order; /* dim = order * run, run a power of two */
-    size_t padded;          /* dim rounded up to whole groups of eight */
+    size_t padded;          /* dim rounded up to whole groups of sixteen */
     double root;            /* sqrt(dim) */
     uint64_t signs[FA_TQ_MAX_DIM / 64];
     const tq_kernels *kernels;
@@ -215,7 +215,7 @@ static size_t tq_chunk(const fa_tq_state *state) {
 }
 
 static size_t tq_query_floats(const fa_tq_state *state) {
-    return (tq_chunk(state) + 7) / 8 * 8 + 3 * state->padded + 8;
+    return (tq_chunk(state) + 15) / 16 * 16 + 3 * state->padded + 8;
 }
 
 /* What attention keeps of one query, in tq_query_floats floats of the caller's scratch. */
@@ -303,6 +303,7 @@ TQ_INLINE size_t tq_seen(const fa_tq_attention *a, const tq_walk *walk, size_t r
 /* Plain: four lanes where the compiler has vectors for them, else one. */
 #define TQ_KERNELS tq_plain_
 #define TQ_TARGET
+#define TQ_TARGET_ATTEND
 #if defined(__GNUC__) && (defined(__SSE2__) || defined(__aarch64__)) && !defined(FA_TQ_PLAIN)
 #define LANES 4
 #else
@@ -312,21 +313,39 @@ TQ_INLINE size_t tq_seen(const fa_tq_attention *a, const tq_walk *walk, size_t r
 
 #ifdef TQ_HAVE_AVX2
 #define TQ_KERNELS tq_avx2_
-#define TQ_TARGET __attribute__((target("avx2,f16c"))) /* no fma: nothing can be contracted */
+#define TQ_TARGET __attribute__((target("avx2,f16c"))) /* no fma: nothing of the format can be contracted */
+#define TQ_TARGET_ATTEND __attribute__((target("avx2,f16c,fma")))
 #define LANES 8
 #include "turboquant_kernels.h"
+#include "turboquant_avx512.h"
 #endif
 
-static const tq_kernels *tq_plain_kernels(void) {
-    return &tq_plain_kernels_table;
+/* The sets of this build, the fastest first, and whether the processor has what the i-th needs. */
+static const tq_kernels *const tq_sets[] = {
+#ifdef TQ_HAVE_AVX2
+    &tq_512_kernels_table,
+    &tq_avx2_kernels_table,
+#endif
+    &tq_plain_kernels_table,
+};
+enum { TQ_SETS = sizeof tq_sets / sizeof tq_sets[0] };
+
+static bool tq_runs(size_t i) {
+#ifdef TQ_HAVE_AVX2
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); /* and so has F16C */
+    if (tq_sets[i] == &tq_512_kernels_table)
+        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512vbmi");
+    if (tq_sets[i] == &tq_avx2_kernels_table) return avx2;
+#endif
+    return i < TQ_SETS;
 }
 
-/* Every processor with AVX2 has F16C. */
 static const tq_kernels *tq_best_kernels(void) {
-#ifdef TQ_HAVE_AVX2
-    if (__builtin_cpu_supports("avx2")) return &tq_avx2_kernels_table;
-#endif
-    return &tq_plain_kernels_table;
+    size_t i = 0;
+    while (!tq_runs(i)) i++;
+    return tq_sets[i];
 }
 
 /* ---- 4. state --------------------------------------------------------------------------------------------------- */
@@ -430,7 +449,7 @@ fa_tq_state *fa_tq_init_with(int head_dim, const fa_tq_table *key, const fa_tq_t
     state->dim = (size_t)head_dim;
     state->order = (size_t)order;
     state->run = state->dim / state->order;
-    state->padded = (state->dim + 7) / 8 * 8;
+    state->padded = (state->dim + 15) / 16 * 16;
     state->root = sqrt((double)head_dim);
     for (size_t word = 0; word < (state->dim + 63) / 64; word++) state->signs[word] = tq_splitmix64(&seed);
     state->matrix = (int8_t *)(state + 1);
@@ -488,8 +507,20 @@ const char *fa_tq_instructions(const fa_tq_state *state) {
     return (state ? state->kernels : tq_best_kernels())->name;
 }
 
-void fa_tq_use_plain(fa_tq_state *state) {
-    state->kernels = tq_plain_kernels();
+const char *fa_tq_instruction_set(size_t index) {
+    for (size_t i = 0; i < TQ_SETS; i++)
+        if (tq_runs(i) && index-- == 0) return tq_sets[i]->name;
+    return NULL;
+}
+
+int fa_tq_use(fa_tq_state *state, const char *instructions) {
+    if (!state || !instructions) return FA_TQ_ERR_ARGUMENT;
+    for (size_t i = 0; i < TQ_SETS; i++) {
+        if (strcmp(tq_sets[i]->name, instructions) != 0 || !tq_runs(i)) continue;
+        state->kernels = tq_sets[i];
+        return FA_TQ_OK;
+    }
+    return FA_TQ_ERR_ARGUMENT;
 }
 
 size_t fa_tq_packed_size(int head_dim, int bits) {
@@ -1091,8 +1122,26 @@ static uint32_t tq_crc32(uint32_t crc, uint32_t word) {
     return ~crc;
 }
 
-/* Encodes and decodes nine vectors of random integers with evenly spaced levels; checksum of all that comes out. */
-static uint32_t tq_golden_crc32(int dim, int bits, int rule, bool plain) {
+/* Sum of the squares of what two queries, the first rows, make of nine packed keys that are their values as well. */
+static double tq_attention_energy(const fa_tq_state *state, const fa_tq_packed *packed, const float *rows) {
+    float scratch[2 * 4096], out[2 * 64];
+    fa_tq_attention attention;
+    if (fa_tq_attend_scratch(state, 1, 1, 2) > sizeof scratch / sizeof scratch[0]) return -1.0;
+    memset(&attention, 0, sizeof attention);
+    attention.keys = attention.values = *packed;
+    attention.tokens = 9;
+    attention.heads = attention.rows = 1;
+    attention.query_heads = attention.group = 2;
+    attention.scale = 1e-13f; /* the rows are integers of seven digits */
+    double energy = 0.0;
+    if (fa_tq_attend(state, &attention, rows, scratch, out) != FA_TQ_OK) return -1.0;
+    for (size_t j = 0; j < 2 * state->dim; j++) energy += (double)out[j] * (double)out[j];
+    return energy;
+}
+
+/* Encodes and decodes nine vectors of random integers with evenly spaced levels; checksum of all that comes out. 0 also
+ * where attention is not what the plain kernels make of it. */
+static uint32_t tq_golden_crc32(int dim, int bits, int rule, const tq_kernels *kernels) {
     float boundaries[TQ_MAX_LEVELS], centroids[TQ_MAX_LEVELS], rows[9 * 64], scales[9 * 2], decoded[9 * 64];
     uint8_t codes[9 * 64] = {0};
     const int levels = 1 << bits;
@@ -1109,7 +1158,7 @@ static uint32_t tq_golden_crc32(int dim, int bits, int rule, bool plain) {
     table.centroids = centroids;
     fa_tq_state *state = fa_tq_init_with(dim, &table, &table, 42);
     if (!state) return 0;
-    if (plain) fa_tq_use_plain(state);
+    state->kernels = kernels;
     fa_tq_packed packed = tq_single(codes, FA_TQ_META_RANGE, scales);
     packed.code_token_stride = fa_tq_packed_size(dim, bits);
     packed.scale_token_stride = 2;
@@ -1119,6 +1168,10 @@ static uint32_t tq_golden_crc32(int dim, int bits, int rule, bool plain) {
     for (size_t i = 0; i < 9 * fa_tq_packed_size(dim, bits); i++) crc = tq_crc32(crc, codes[i]);
     for (int i = 0; i < 9 * 2; i++) crc = tq_crc32(crc, tq_float_bits(scales[i]));
     for (int i = 0; i < 9 * dim; i++) crc = tq_crc32(crc, tq_float_bits(decoded[i]));
+    const double energy = tq_attention_energy(state, &packed, rows);
+    state->kernels = &tq_plain_kernels_table;
+    const double plain = tq_attention_energy(state, &packed, rows);
+    if (!(energy > 0.0 && fabs(energy - plain) <= 1e-5 * plain)) crc = 0;
     fa_tq_free(state);
     return crc;
 }
@@ -1134,8 +1187,9 @@ int fa_tq_selftest(void) {
         {56, 5, FA_TQ_NORM, UINT32_C(0xf4d77680)},
     };
     for (size_t i = 0; i < sizeof golden / sizeof golden[0]; i++)
-        for (int plain = 0; plain < 2; plain++)
-            if (tq_golden_crc32(golden[i].dim, golden[i].bits, golden[i].rule, plain == 1) != golden[i].crc)
+        for (size_t set = 0; set < TQ_SETS; set++)
+            if (tq_runs(set) &&
+                tq_golden_crc32(golden[i].dim, golden[i].bits, golden[i].rule, tq_sets[set]) != golden[i].crc)
                 return FA_TQ_ERR_SELFTEST;
 #ifndef FA_TQ_NO_CODEBOOKS
     if (fa_tq_codebooks_crc32(fa_tq_codebooks_centered) != FA_TQ_CODEBOOKS_CRC32_CENTERED ||

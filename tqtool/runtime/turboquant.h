@@ -105,10 +105,12 @@ int fa_tq_head_dim(const fa_tq_state *state);
 const fa_tq_table *fa_tq_get_codebook(const fa_tq_state *state, bool is_key);
 const uint64_t *fa_tq_get_signs(const fa_tq_state *state); /* bit j % 64 of word j / 64 negates coordinate j */
 
-/* "avx2" or "plain": the instruction set in use (NULL: by a new state). fa_tq_use_plain picks "plain" before the state is shared: the bits
- * are the same, only slower. */
+/* Instruction sets: "avx512", "avx2", "plain". fa_tq_instructions: the one in use (NULL: by a new state, the fastest).
+ * fa_tq_instruction_set: the index-th that this build has and this processor runs, the fastest first; NULL past the last.
+ * fa_tq_use: picks one before the state is shared; codes, metadata and decoded vectors are the same bits in all. */
 const char *fa_tq_instructions(const fa_tq_state *state);
-void fa_tq_use_plain(fa_tq_state *state);
+const char *fa_tq_instruction_set(size_t index);
+int fa_tq_use(fa_tq_state *state, const char *instructions);
 
 /* ---- one vector ------------------------------------------------------------------------------------------------- */
 

@@ -20,6 +20,7 @@
 #define VU FN(vu) /* LANES 32-bit words */
 #define VD FN(vd) /* half as many doubles; HALVES of them go with one VF */
 #define FN_INLINE TQ_INLINE TQ_TARGET
+#define FN_ATTEND TQ_INLINE TQ_TARGET_ATTEND
 #if LANES == 1
 #define HALVES 1
 #define LANE(v, l) (v)
@@ -573,12 +574,12 @@ FN_INLINE void FN(expand_bits)(const fa_tq_state *s, const tq_side *t, const uin
         size_t j = 0, byte = 0;
 #if LANES == 8
         if (bits <= 4) {
-            for (; j + 32 <= s->padded; j += 32, byte += 4 * (size_t)bits) {
+            for (; j + 32 <= s->dim; j += 32, byte += 4 * (size_t)bits) {
                 VF four[4];
                 FN(expand_32)(&book, packed + byte, four, bits);
                 TQ_UNROLL for (size_t k = 0; k < 4; k++) FN(write)(out + j + 8 * k, four[k]);
             }
-            for (; j < s->padded; j += 8, byte += (size_t)bits)
+            for (; j < (s->dim + 7) / 8 * 8; j += 8, byte += (size_t)bits)
                 FN(write)(out + j, FN(expand_8)(&book, tq_word(packed + byte, t->bytes - byte), 0, bits));
         }
 #endif
@@ -653,12 +654,21 @@ FN_INLINE void FN(expand_chunk)(const fa_tq_state *s, const tq_side *t, const fa
     if (packed->exact) FN(expand_exact)(s, packed->exact, head, walk->slots, walk->count, rows, scales);
 }
 
+/* a * b + c, in one rounding where the instruction set has it: attention is not part of the bit-exact format. */
+FN_ATTEND VF FN(fused)(VF a, VF b, VF c) {
+#if LANES == 8
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 /* Products of q with four rows. */
-FN_INLINE void FN(four_products)(const float *q, const float *rows, size_t padded, float products[4]) {
+FN_ATTEND void FN(four_products)(const float *q, const float *rows, size_t padded, float products[4]) {
     VF sum[4];
     TQ_UNROLL for (int a = 0; a < 4; a++) sum[a] = FN(broadcast)(0.0f);
     for (size_t j = 0; j < padded; j += LANES) {
-        TQ_UNROLL for (size_t a = 0; a < 4; a++) sum[a] += FN(read)(q + j) * FN(read)(rows + a * padded + j);
+        TQ_UNROLL for (size_t a = 0; a < 4; a++) sum[a] = FN(fused)(FN(read)(q + j), FN(read)(rows + a * padded + j), sum[a]);
     }
 #if LANES == 8
     const VF pairs = _mm256_hadd_ps(_mm256_hadd_ps(sum[0], sum[1]), _mm256_hadd_ps(sum[2], sum[3]));
@@ -672,7 +682,7 @@ FN_INLINE void FN(four_products)(const float *q, const float *rows, size_t padde
 }
 
 /* e^x for x <= 0, within two units in the last place; 0 below -87. */
-FN_INLINE VF FN(exponential)(VF x) {
+FN_ATTEND VF FN(exponential)(VF x) {
     const VF magic = FN(broadcast)(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     const VF shifted = x * 1.44269504f + magic, n = shifted - magic;
     const VF r = x - n * 0.693145752f - n * 1.42860677e-6f; /* ln 2 in two parts */
@@ -697,16 +707,16 @@ FN_INLINE VF FN(larger)(VF a, VF b) {
 }
 
 /* total += part, with what the rounding loses carried along (Kahan). */
-FN_INLINE void FN(add_carefully)(VF part, float *total, float *lost) {
+FN_ATTEND void FN(add_carefully)(VF part, float *total, float *lost) {
     const VF before = FN(read)(total), corrected = part - FN(read)(lost), after = before + corrected;
     FN(write)(lost, (after - before) - corrected);
     FN(write)(total, after);
 }
 
 /* Scores of n tokens become weights exp(score - most); a new maximum shrinks what was added up before. */
-FN_INLINE void FN(weigh)(const tq_query *query, size_t n, size_t padded) {
+FN_ATTEND void FN(weigh)(const tq_query *query, size_t n, size_t padded) {
     float *weights = query->weights;
-    for (size_t i = n; i % 8 != 0; i++) weights[i] = -HUGE_VALF; /* fills up the last register */
+    for (size_t i = n; i % 16 != 0; i++) weights[i] = -HUGE_VALF; /* fills up the last register */
     VF tops = FN(broadcast)(*query->most);
     for (size_t i = 0; i < n; i += LANES) tops = FN(larger)(tops, FN(read)(weights + i));
     float most = LANE(tops, 0);
@@ -733,25 +743,25 @@ FN_INLINE void FN(weigh)(const tq_query *query, size_t n, size_t padded) {
 }
 
 /* total += sum of w[i] * row i. */
-FN_INLINE void FN(add_rows)(const float *w, const float *rows, size_t n, float *total, float *lost, size_t padded) {
+FN_ATTEND void FN(add_rows)(const float *w, const float *rows, size_t n, float *total, float *lost, size_t padded) {
     size_t j = 0;
     for (; j + 4 * LANES <= padded; j += 4 * LANES) {
         VF part[4];
         TQ_UNROLL for (int a = 0; a < 4; a++) part[a] = FN(broadcast)(0.0f);
         for (size_t i = 0; i < n; i++) {
-            TQ_UNROLL for (size_t a = 0; a < 4; a++) part[a] += FN(read)(rows + i * padded + j + a * LANES) * w[i];
+            TQ_UNROLL for (size_t a = 0; a < 4; a++) part[a] = FN(fused)(FN(read)(rows + i * padded + j + a * LANES), FN(broadcast)(w[i]), part[a]);
         }
         TQ_UNROLL for (size_t a = 0; a < 4; a++)
             FN(add_carefully)(part[a], total + j + a * LANES, lost + j + a * LANES);
     }
     for (; j < padded; j += LANES) {
         VF part = FN(broadcast)(0.0f);
-        for (size_t i = 0; i < n; i++) part += FN(read)(rows + i * padded + j) * w[i];
+        for (size_t i = 0; i < n; i++) part = FN(fused)(FN(read)(rows + i * padded + j), FN(broadcast)(w[i]), part);
         FN(add_carefully)(part, total + j, lost + j);
     }
 }
 
-static TQ_TARGET void FN(scores)(const fa_tq_state *s, const fa_tq_packed *keys, size_t head, size_t tokens,
+static TQ_TARGET_ATTEND void FN(scores)(const fa_tq_state *s, const fa_tq_packed *keys, size_t head, size_t tokens,
                                  const float *queries, size_t count, float *scores) {
     float decoded[TQ_CHUNK_FLOATS], scales[TQ_MAX_CHUNK], four[4];
     const size_t padded = s->padded;
@@ -770,7 +780,7 @@ static TQ_TARGET void FN(scores)(const fa_tq_state *s, const fa_tq_packed *keys,
 }
 
 /* totals: of each query, its sum and what the roundings lost. */
-static TQ_TARGET void FN(mix)(const fa_tq_state *s, const fa_tq_packed *values, size_t head, size_t tokens,
+static TQ_TARGET_ATTEND void FN(mix)(const fa_tq_state *s, const fa_tq_packed *values, size_t head, size_t tokens,
                               const float *weights, size_t count, float *totals) {
     float decoded[TQ_CHUNK_FLOATS], scales[TQ_MAX_CHUNK], w[TQ_MAX_CHUNK];
     const size_t padded = s->padded;
@@ -785,9 +795,91 @@ static TQ_TARGET void FN(mix)(const fa_tq_state *s, const fa_tq_packed *values, 
     }
 }
 
+#if LANES == 8
+/* Products of one query with n rows of packed codes, and sums of such rows, without a buffer of decoded ones: what is
+ * read once need not be stored. Lengths that are a multiple of 32. */
+FN_ATTEND void FN(products_direct)(const tq_register_book *book, const uint8_t *codes, size_t stride,
+                                   const uint32_t *slots, size_t n, const float *q, float *products, size_t padded,
+                                   int bits) {
+    for (size_t t = 0; t < n; t += 4) {
+        VF sum[4];
+        TQ_UNROLL for (size_t a = 0; a < 4; a++) {
+            const uint8_t *row = codes + slots[t + a < n ? t + a : n - 1] * stride;
+            sum[a] = FN(broadcast)(0.0f);
+            for (size_t j = 0; j < padded; j += 32) {
+                VF four[4];
+                FN(expand_32)(book, row + j * (size_t)bits / 8, four, bits);
+                TQ_UNROLL for (size_t i = 0; i < 4; i++) sum[a] = FN(fused)(four[i], FN(read)(q + j + 8 * i), sum[a]);
+            }
+        }
+        const VF pairs = _mm256_hadd_ps(_mm256_hadd_ps(sum[0], sum[1]), _mm256_hadd_ps(sum[2], sum[3]));
+        _mm_storeu_ps(products + t, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+    }
+}
+
+FN_ATTEND void FN(add_rows_direct)(const tq_register_book *book, const uint8_t *codes, size_t stride,
+                                   const uint32_t *slots, size_t n, const float *w, const tq_query *query,
+                                   size_t padded, int bits) {
+    for (size_t j = 0; j < padded; j += 32) {
+        VF part[4];
+        TQ_UNROLL for (int i = 0; i < 4; i++) part[i] = FN(broadcast)(0.0f);
+        for (size_t t = 0; t < n; t++) {
+            VF four[4];
+            FN(expand_32)(book, codes + slots[t] * stride + j * (size_t)bits / 8, four, bits);
+            TQ_UNROLL for (int i = 0; i < 4; i++) part[i] = FN(fused)(four[i], FN(broadcast)(w[t]), part[i]);
+        }
+        TQ_UNROLL for (size_t i = 0; i < 4; i++)
+            FN(add_carefully)(part[i], query->total + j + 8 * i, query->lost + j + 8 * i);
+    }
+}
+
+/* Widths, and the commonest length, are constants to the compiler. */
+#define TQ_WIDTHS(call)                                    \
+    do {                                                   \
+        if (padded == 128 && t->bits == 4) call(128, 4);   \
+        else if (padded == 128 && t->bits == 2) call(128, 2); \
+        else if (t->bits == 4) call(padded, 4);            \
+        else if (t->bits == 3) call(padded, 3);            \
+        else call(padded, 2);                              \
+    } while (0)
+
+/* One head's chunk of tokens for one query. */
+static TQ_TARGET_ATTEND void FN(attend_direct)(const fa_tq_state *s, const fa_tq_attention *a, size_t head,
+                                               const tq_walk *walk, const tq_query *query) {
+    const size_t padded = s->padded, n = walk->count;
+    for (int side = 1; side >= 0; side--) {
+        const tq_side *t = &s->side[side];
+        const fa_tq_packed *packed = side == 1 ? &a->keys : &a->values;
+        const uint8_t *codes = packed->codes + head * packed->code_head_stride;
+        const tq_register_book book = FN(load_book)(t, t->bits);
+        const size_t head_scale = head * packed->scale_head_stride;
+        FN(fetch_chunk)(t, packed, head, walk->next, walk->next_count);
+#define TQ_PRODUCTS(length, width) \
+    FN(products_direct)(&book, codes, packed->code_token_stride, walk->slots, n, query->rotated, query->weights, length, width)
+#define TQ_ROWS(length, width) \
+    FN(add_rows_direct)(&book, codes, packed->code_token_stride, walk->slots, n, query->weights, query, length, width)
+        if (side == 1) TQ_WIDTHS(TQ_PRODUCTS);
+        for (size_t i = 0; i < n; i++)
+            query->weights[i] *= tq_scale_at(packed->scales, packed->meta, walk->slots[i] * packed->scale_token_stride + head_scale);
+        if (side == 1) FN(weigh)(query, n, padded);
+        else TQ_WIDTHS(TQ_ROWS);
+#undef TQ_PRODUCTS
+#undef TQ_ROWS
+    }
+}
+#undef TQ_WIDTHS
+
+/* Decoding to memory pays off where more than one query reads what was decoded. */
+FN_INLINE bool FN(is_direct)(const fa_tq_state *s, const fa_tq_attention *a) {
+    const int key_bits = s->side[1].bits, value_bits = s->side[0].bits;
+    return a->group * a->rows == 1 && s->dim % 32 == 0 && key_bits >= 2 && key_bits <= 4 && value_bits >= 2 &&
+           value_bits <= 4 && !a->keys.exact && !a->values.exact;
+}
+#endif
+
 /* One pass over the tokens, chunk by chunk. Heads that read the same tokens take turns within a chunk, as their vectors
  * lie in memory. */
-static TQ_TARGET void FN(attend)(const fa_tq_state *s, const fa_tq_attention *a, float *queries) {
+static TQ_TARGET_ATTEND void FN(attend)(const fa_tq_state *s, const fa_tq_attention *a, float *queries) {
     float decoded[TQ_CHUNK_FLOATS], scales[TQ_MAX_CHUNK];
     const size_t padded = s->padded, together = a->choice.entries ? 1 : a->heads;
     tq_walk walk;
@@ -796,6 +888,13 @@ static TQ_TARGET void FN(attend)(const fa_tq_state *s, const fa_tq_attention *a,
         tq_start(&walk, a->tokens, &a->choice, from, tq_chunk(s));
         for (; walk.count > 0; tq_advance(&walk)) {
             for (size_t head = from; head < from + together; head++) {
+#if LANES == 8
+                if (FN(is_direct)(s, a)) {
+                    const tq_query query = tq_query_at(s, queries, tq_query_index(a, head, 0));
+                    FN(attend_direct)(s, a, a->first_head + head, &walk, &query);
+                    continue;
+                }
+#endif
                 FN(expand_chunk)(s, &s->side[1], &a->keys, a->first_head + head, &walk, decoded, scales);
                 for (size_t i = 0; i < a->rows * a->group; i++) {
                     const tq_query query = tq_query_at(s, queries, tq_query_index(a, head, i));
@@ -828,6 +927,7 @@ static const tq_kernels FN(kernels_table) = {
 
 #undef TQ_KERNELS
 #undef TQ_TARGET
+#undef TQ_TARGET_ATTEND
 #undef LANES
 #undef TQ_JOIN
 #undef TQ_NAME
@@ -836,6 +936,7 @@ static const tq_kernels FN(kernels_table) = {
 #undef VU
 #undef VD
 #undef FN_INLINE
+#undef FN_ATTEND
 #undef HALVES
 #undef LANE
 #undef BITS_OF
