@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from tqtool import parallel
 from tqtool.codec.codec import decode, encode
 from tqtool.codec.spec import CodecSpec
 from tqtool.errors import InputError, TqError
@@ -57,11 +59,14 @@ def test_the_first_error_stops_the_work() -> None:
 
 
 @pytest.fixture
-def no_new_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_new_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def refuse(self: threading.Thread) -> None:
         raise AssertionError("a thread was started")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
+    parallel._helpers.cache_clear()
+    yield
+    parallel._helpers.cache_clear()
 
 
 @pytest.mark.usefixtures("no_new_threads")
@@ -76,3 +81,35 @@ def test_one_block_needs_no_pool() -> None:
 def test_the_guard_above_would_notice_a_pool() -> None:
     with pytest.raises(AssertionError, match="a thread was started"):
         list(ordered_map(lambda n: n, range(2), threads=2))
+
+
+def test_threads_stay_for_the_next_call_and_the_caller_works_too() -> None:
+    def names() -> set[str]:
+        return set(ordered_map(lambda n: time.sleep(0.01) or threading.current_thread().name, range(8), threads=3))
+
+    first, second = names(), names()
+    assert threading.current_thread().name in first & second
+    assert len(first | second) == 3
+
+
+def test_units_may_map_in_their_turn() -> None:
+    def outer(n: int) -> int:
+        return sum(ordered_map(lambda m: n * m, range(5), threads=2))
+
+    assert list(ordered_map(outer, range(6), threads=2)) == [10 * n for n in range(6)]
+
+
+def test_an_error_waits_for_what_is_under_way() -> None:
+    finished = []
+
+    def work(n: int) -> None:
+        if n == 0:
+            raise InputError("zero", code="shape")
+        time.sleep(0.05)
+        finished.append(n)
+
+    with pytest.raises(TqError, match="zero"):
+        list(ordered_map(work, range(3), threads=3))
+    before = list(finished)
+    time.sleep(0.1)
+    assert finished == before

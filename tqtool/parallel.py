@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from functools import cache
 from itertools import chain, islice
 from typing import TypeVar
 
@@ -38,28 +39,55 @@ def ordered_map(
     more than a small block. The first error is raised where its result would have come, and what has not begun by
     then never does.
     """
+    if executor is not None:
+        window = (default_threads() if threads is None else threads) + 1
+        yield from _windowed(function, items, executor, window, helping=False)
+        return
     threads = default_threads() if threads is None else threads
     remaining = iter(items)
-    begun = list(islice(remaining, 2)) if executor is None and threads > 1 else []
+    begun = list(islice(remaining, 2)) if threads > 1 else []
     items = chain(begun, remaining)
-    if executor is not None:
-        yield from _windowed(function, items, executor, threads + 1)
-    elif threads == 1 or len(begun) < 2:
+    if len(begun) < 2:
         yield from map(function, items)
     else:
-        with ThreadPoolExecutor(threads) as pool:
-            yield from _windowed(function, items, pool, threads + 1)
+        yield from _windowed(function, items, _helpers(threads - 1), threads + 1, helping=True)
 
 
-def _windowed(function: Callable[[T], R], items: Iterable[T], executor: Executor, window: int) -> Iterator[R]:
+@cache
+def _helpers(count: int) -> Executor:
+    """Return threads that stay: starting them costs more than a step of attention."""
+    return ThreadPoolExecutor(count)
+
+
+def _windowed(
+    function: Callable[[T], R], items: Iterable[T], executor: Executor, window: int, *, helping: bool
+) -> Iterator[R]:
+    """`helping`: the caller's thread does what no other has begun, instead of waiting for the next result.
+
+    So it never stands still, and units that map in their turn cannot wait for each other.
+    """
     remaining = iter(items)
-    pending: deque[Future[R]] = deque()
+    pending: deque[tuple[Future[R], T]] = deque()
     try:
-        pending.extend(executor.submit(function, item) for item in islice(remaining, window))
+        pending.extend((executor.submit(function, item), item) for item in islice(remaining, window))
         while pending:
-            result = pending.popleft().result()
-            pending.extend(executor.submit(function, item) for item in islice(remaining, 1))
+            while helping and not pending[0][0].done():
+                place = next((i for i, (future, _) in enumerate(pending) if future.cancel()), None)
+                if place is None:
+                    break
+                pending[place] = (_done(function, pending[place][1]), pending[place][1])
+            result = pending.popleft()[0].result()
+            pending.extend((executor.submit(function, item), item) for item in islice(remaining, 1))
             yield result
     finally:
-        for future in pending:
-            future.cancel()
+        running = [future for future, _ in pending if not future.cancel()]
+        wait(running)  # they may write to what the caller is about to close
+
+
+def _done(function: Callable[[T], R], item: T) -> Future[R]:
+    future: Future[R] = Future()
+    try:
+        future.set_result(function(item))
+    except Exception as error:
+        future.set_exception(error)
+    return future
