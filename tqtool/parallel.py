@@ -14,6 +14,8 @@ from functools import cache
 from itertools import chain, islice
 from typing import TypeVar
 
+BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -23,6 +25,15 @@ def default_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def limit_blas_threads() -> None:
+    """Give BLAS one thread: our own units use every core, and its split of a product could round differently.
+
+    The variables are read when NumPy is first loaded: call it before that.
+    """
+    for variable in BLAS_VARIABLES:
+        os.environ.setdefault(variable, "1")
 
 
 def ordered_map(

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tqtool.cli import output
-from tqtool.cli.options import check_dims, integers
+from tqtool.cli.options import BitsOption, DimsOption, JsonOption, check_dims, integers
+from tqtool.parallel import limit_blas_threads
 
 if TYPE_CHECKING:
     from tqtool.codec.sizes import KVConfig
     from tqtool.doctor import Installation
 
 CACHE_LENGTHS = "128,512,2048,8192,32768,131072"
-BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
 def bench(
-    dims: Annotated[str, typer.Option(help="Vector lengths, comma list.")] = "128,96",
-    bits: Annotated[str, typer.Option(help="Bits a coordinate, comma list.")] = "2,3,4",
+    dims: DimsOption = "128,96",
+    bits: BitsOption = "2,3,4",
     tokens: Annotated[
         str | None,
         typer.Option(help="Cache lengths, comma list.", show_default="32768,2048; with --cache 128 to 131072"),
@@ -31,7 +30,7 @@ def bench(
     cache: Annotated[
         bool, typer.Option("--cache", help="Only one decoding step over the float32 and the K/V cache.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure encode, decode and fused attention, as fractions of memcpy and multiples of NumPy in the same run.
 
@@ -40,8 +39,7 @@ def bench(
     `--cache` measures instead one decoding step over a float32 cache and a compressed one of the same tokens: the
     attention's time, how far the fused one differs from restoring every vector first, bytes, what storing a token adds.
     """
-    for name in BLAS_THREADS:  # heeded where NumPy is not loaded yet, as without -v
-        os.environ.setdefault(name, "1")
+    limit_blas_threads()
     from tqtool.bench.codec import codec_speeds, fused_speeds
     from tqtool.codec.sizes import KVConfig
     from tqtool.doctor import installation
@@ -67,7 +65,7 @@ def bench(
         output.answer(bench_text(codec, fused, setup, terminal=output.stdout_is_terminal()))
 
 
-def _bench_cache(tokens: list[int], config: KVConfig, setup: Installation, *, as_json: bool) -> None:
+def _bench_cache(tokens: tuple[int, ...], config: KVConfig, setup: Installation, *, as_json: bool) -> None:
     from tqtool.bench.cache import attention_speed
     from tqtool.rendering.answers.bench import cache_json, cache_text
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tqtool.cli import output
-from tqtool.cli.options import LawName
+from tqtool.cli.options import JsonOption
+from tqtool.codec.terms import Law
 from tqtool.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,11 +27,11 @@ def check_codebooks(
     dim: Annotated[int | None, typer.Option(help="Vector length; of a file that names lengths, only this one.")] = None,
     bits: Annotated[int | None, typer.Option(min=1, max=8, help="Only the tables of this width.")] = None,
     law: Annotated[
-        LawName | None,
+        Law | None,
         typer.Option(help="Law to compare with.  [default: the file's own, else sphere]", show_default=False),
     ] = None,
     tolerance: Annotated[float, typer.Option(min=0, help="Accepted cost, in % of the squared error.")] = 0.1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Say what somebody else's tables cost, which level is off, and the likely cause.
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from tqtool.cli import output
+from tqtool.cli.options import JsonOption
 from tqtool.cli.report import read_report
 from tqtool.errors import UsageError
 
@@ -14,7 +15,7 @@ from tqtool.errors import UsageError
 def compare(
     a: Annotated[str, typer.Argument(metavar="A.json", help="A report; - for stdin.")],
     b: Annotated[str, typer.Argument(metavar="B.json", help="The report to compare with it.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Set two reports side by side: what changed from A to B, for each configuration they share.
 

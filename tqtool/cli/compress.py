@@ -9,7 +9,19 @@ import typer
 
 from tqtool.cli import output
 from tqtool.cli.jobs import expanded, jobs_of
-from tqtool.cli.options import ForceOption, JsonOption, NameOption, OutputOption
+from tqtool.cli.options import (
+    DtypeOption,
+    ForceOption,
+    JsonOption,
+    LawOption,
+    LayoutOption,
+    MetaOption,
+    NameOption,
+    OutputOption,
+    ScaleRuleOption,
+    SeedOption,
+    parse_rules,
+)
 from tqtool.dumps.names import CONTAINER_SUFFIX
 from tqtool.errors import UsageError
 
@@ -48,16 +60,8 @@ def compress(
             show_default=False,
         ),
     ] = None,
-    layout: Annotated[
-        str | None,
-        typer.Option(
-            help="Axes in order, as htd: heads, tokens, dim; also nd, bhtd, lhtd, hdt …",
-            show_default=False,
-        ),
-    ] = None,
-    dtype: Annotated[
-        Literal["bf16"] | None, typer.Option(help="Take 2-byte data for bfloat16.", show_default=False)
-    ] = None,
+    layout: LayoutOption = None,
+    dtype: DtypeOption = None,
     axis: Annotated[
         int | None,
         typer.Option(
@@ -65,17 +69,10 @@ def compress(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the rotation's signs.")] = 0,
-    law: Annotated[Literal["beta", "sphere", "gaussian"], typer.Option(help="Law of the codebook.")] = "beta",
-    scale_rule: Annotated[
-        str,
-        typer.Option(
-            help="match, norm, lsq or unbiased; or two, keys then values: match,unbiased",
-        ),
-    ] = "match",
-    meta: Annotated[
-        Literal["range", "f32", "bf16"], typer.Option(help="Metadata a vector: 8, 4 or 2 bytes.")
-    ] = "range",
+    seed: SeedOption = 0,
+    law: LawOption = "beta",
+    scale_rule: ScaleRuleOption = "match",
+    meta: MetaOption = "range",
     names: NameOption = None,
     nan: Annotated[Literal["error", "zero"], typer.Option(help="What to do with NaN and infinity.")] = "error",
     max_rel_error: Annotated[
@@ -107,7 +104,7 @@ def compress(
     """Compress arrays of vectors to NAME.tq.safetensors, and say what it cost."""
     from tqtool.codec.sizes import KVConfig
     from tqtool.container.compression import Limits, compress_file
-    from tqtool.container.selection import Request, choose, scale_rules
+    from tqtool.container.selection import Request, choose
     from tqtool.dumps.datafiles import open_file
     from tqtool.health import warnings_of
     from tqtool.rendering.answers.compress import compress_json, compress_line
@@ -123,7 +120,7 @@ def compress(
         dtype,
         seed,
         law,
-        scale_rules(scale_rule),
+        parse_rules(scale_rule),
         meta,
         tuple(names or ()),
     )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from tqtool.cli import output
+from tqtool.cli.options import JsonOption
 
 FAILED = 1
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def doctor(as_json: JsonOption = False) -> None:
     """Show versions and the engine in use, and run a two-second self-test; exit 1 if it fails."""
     from tqtool import doctor as examination
     from tqtool.rendering.answers.doctor import doctor_json, doctor_text

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tqtool.cli import output
-from tqtool.cli.options import LawName, check_dims, integers
+from tqtool.cli.options import BitsOption, DimsOption, ForceOption, LawOption, SeedOption, check_dims, integers
 from tqtool.errors import OutputError, UsageError
 
 FAILED = 1
@@ -16,12 +16,12 @@ FAILED = 1
 
 def export_c(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="Where the files go; made if it does not exist.")],
-    dims: Annotated[str, typer.Option(help="Vector lengths, comma list.")] = "64,96,128,160",
-    bits: Annotated[str, typer.Option(help="Bits a coordinate, 1 to 4, comma list.")] = "2,3,4",
-    law: Annotated[LawName, typer.Option(help="Law of a coordinate.")] = "beta",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the golden vectors' signs.")] = 0,
+    dims: DimsOption = "64,96,128,160",
+    bits: BitsOption = "2,3,4",
+    law: LawOption = "beta",
+    seed: SeedOption = 0,
     verify: Annotated[bool, typer.Option("--verify", help="Compile and run the tests; exit 1 if one fails.")] = False,
-    force: Annotated[bool, typer.Option("-f", "--force", help="Replace existing files.")] = False,
+    force: ForceOption = False,
 ) -> None:
     """Write the C runtime, its tables, tests and golden vectors, as engines receive them.
 

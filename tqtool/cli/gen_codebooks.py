@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tqtool.cli import output
-from tqtool.cli.options import LawName, check_dims, integers
+from tqtool.cli.options import BitsOption, DimsOption, ForceOption, LawOption, check_dims, integers
 from tqtool.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,18 +23,16 @@ STALE = 1
 
 
 def gen_codebooks(
-    dims: Annotated[str, typer.Option(help="Vector lengths, comma list.")] = "64,96,128,160",
-    bits: Annotated[str, typer.Option(help="Bits a coordinate, comma list; a C header takes 1 to 4.")] = "2,3,4",
-    law: Annotated[
-        LawName, typer.Option(help="Law of a coordinate: Beta(d/2), the exact sphere marginal, or the normal limit.")
-    ] = "beta",
+    dims: DimsOption = "64,96,128,160",
+    bits: BitsOption = "2,3,4",
+    law: LawOption = "beta",
     out: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE|-", help="Default: outputs/tq_codebooks.h")
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="What to write.")] = "c-header",
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if the file is stale.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Like --check, and print what would change.")] = False,
-    force: Annotated[bool, typer.Option("-f", "--force", help="Replace an existing file.")] = False,
+    force: ForceOption = False,
 ) -> None:
     """Compute Lloyd-Max tables and write them as a C header, JSON or npz.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tqtool.cli import output
+from tqtool.cli.options import DtypeOption, JsonOption
 from tqtool.errors import IntegrityError, UsageError
 
 if TYPE_CHECKING:
@@ -19,11 +20,9 @@ def inspect(
     health: Annotated[
         bool, typer.Option("--health", help="Read the values of plain arrays and say what is unusual.")
     ] = False,
-    dtype: Annotated[
-        Literal["bf16"] | None, typer.Option(help="Take 2-byte data for bfloat16.", show_default=False)
-    ] = None,
+    dtype: DtypeOption = None,
     axis: Annotated[int, typer.Option(help="The vector axis, for --health.")] = -1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List a file's tensors: shapes, types, bits, bytes, seed, law, version."""
     from tqtool.container.format import is_container, open_container

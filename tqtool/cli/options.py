@@ -1,20 +1,26 @@
-"""The options that commands share, and the small languages in them: lists, layers, scale rules."""
+"""The options that commands share, and the small languages in them: lists, layers, scale rules.
+
+No NumPy here: the help of every command loads this module.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
+from tqtool.codec.terms import META_PARTS, SCALE_RULES, Law, Meta, ScaleRule
 from tqtool.errors import UsageError
 
-if TYPE_CHECKING:
-    from tqtool.codec.terms import ScaleRule
+TensorType = Literal["bf16"]
+ReportFormat = Literal["auto", "text", "tsv", "json", "markdown", "html", "junit"]
 
-LawName = Literal["beta", "sphere", "gaussian"]  # codebook.Law, without importing NumPy for --help
+META_BYTES = [str(part.nbytes) for part in META_PARTS.values()]
+MOST = 10**9  # of a number in a list, unless it is said; beyond any length, width or count
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ForceOption = Annotated[bool, typer.Option("-f", "--force", help="Replace existing files.")]
 OutputOption = Annotated[
@@ -25,15 +31,40 @@ OutputOption = Annotated[
 ]
 NameOption = Annotated[
     list[str] | None,
+    typer.Option("--name", metavar="TENSOR", help="Only this tensor; may be repeated.", show_default=False),
+]
+LayoutOption = Annotated[
+    str | None,
     typer.Option(
-        "--name",
-        metavar="TENSOR",
-        help="Only this tensor; may be repeated.",
+        "--layout",
+        help="Axes in order, as htd: heads, tokens, dim; also nd, bhtd, lhtd, hdt …",
         show_default=False,
     ),
 ]
-
-ReportFormat = Literal["auto", "text", "tsv", "json", "markdown", "html", "junit"]
+DtypeOption = Annotated[
+    TensorType | None, typer.Option("--dtype", help="Take 2-byte data for bfloat16.", show_default=False)
+]
+DimsOption = Annotated[str, typer.Option("--dims", metavar="LIST", help="Vector lengths, comma list.")]
+BitsOption = Annotated[
+    str, typer.Option("--bits", metavar="LIST", help="Bits a coordinate, comma list; C tables take 1 to 4.")
+]
+LawOption = Annotated[
+    Law,
+    typer.Option("--law", help="Law of a coordinate: Beta(d/2), the exact sphere marginal, or the normal limit."),
+]
+ScaleRuleOption = Annotated[
+    str,
+    typer.Option(
+        "--scale-rule",
+        metavar="RULE[,RULE]",
+        help=f"{', '.join(SCALE_RULES[:-1])} or {SCALE_RULES[-1]}; or two, keys then values: match,unbiased",
+    ),
+]
+MetaOption = Annotated[
+    Meta,
+    typer.Option("--meta", help=f"Metadata a vector: {', '.join(META_BYTES[:-1])} or {META_BYTES[-1]} bytes."),
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the rotation's signs.")]
 
 FormatOption = Annotated[
     ReportFormat, typer.Option("--format", help="What to print: auto is a table on a terminal, plain text off one.")
@@ -41,24 +72,42 @@ FormatOption = Annotated[
 ReportJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; the same as --format json.")]
 JsonOut = Annotated[Path | None, typer.Option("--json-out", metavar="FILE", help="Also write JSON.")]
 MarkdownOut = Annotated[
-    Path | None, typer.Option("--markdown-out", metavar="FILE", help="Also write Markdown, as for a CI step summary.")
+    Path | None,
+    typer.Option(
+        "--markdown-out", metavar="FILE", help="Also write Markdown; $GITHUB_STEP_SUMMARY is added to, not replaced."
+    ),
 ]
 HtmlOut = Annotated[Path | None, typer.Option("--html-out", metavar="FILE", help="Also write one HTML page.")]
 JunitOut = Annotated[Path | None, typer.Option("--junit-out", metavar="FILE", help="Also write JUnit XML.")]
 TsvOut = Annotated[Path | None, typer.Option("--tsv-out", metavar="FILE", help="Also write tab-separated values.")]
 
 
-def parse_numbers(text: str, option: str) -> tuple[int, ...]:
-    """Read a comma list of unsigned 64-bit numbers."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isascii() and part.isdigit() for part in parts):
-        raise UsageError(f"{option} {text!r}: need numbers separated by commas", code="usage")
-    if any(len(part) > 20 or int(part) >= 2**64 for part in parts):
-        raise UsageError(f"{option} {text!r}: need 64-bit unsigned numbers", code="usage")
+def integers(option: str, text: str, *, least: int = 0, most: int = MOST) -> tuple[int, ...]:
+    """Return the numbers of a comma list, from `least` to `most`; each may stand there once."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise UsageError(f"{option} {text!r}: not a comma list of whole numbers", code="usage")
+    if longest := next((part for part in parts if len(part) > len(str(most)) or int(part) > most), None):
+        raise UsageError(f"{option} {text!r}: {longest} is above {most}", code="usage")
     numbers = tuple(map(int, parts))
+    if min(numbers) < least:
+        raise UsageError(f"{option} {text!r}: {min(numbers)} is below {least}", code="usage")
     if len(set(numbers)) < len(numbers):
         raise UsageError(f"{option} {text!r}: a number stands there twice", code="usage")
     return numbers
+
+
+def check_dims(dims: Sequence[int]) -> None:
+    """Refuse lengths that no vector of ours can have, although their table exists."""
+    from tqtool.codec.rotation import nearest_dims, supported_dims
+
+    for dim in dims:
+        if dim not in supported_dims():
+            raise UsageError(
+                f"--dims {dim}: no Hadamard matrix of that order is built",
+                code="usage",
+                hint="nearest supported: " + ", ".join(map(str, nearest_dims(dim))),
+            )
 
 
 def parse_layers(text: str, layers: Sequence[int]) -> tuple[int, ...]:
@@ -86,8 +135,6 @@ def parse_layers(text: str, layers: Sequence[int]) -> tuple[int, ...]:
 
 def parse_rules(text: str) -> tuple[ScaleRule, ScaleRule]:
     """Read one scale rule for both sides, or two for keys and values."""
-    from tqtool.codec.terms import SCALE_RULES
-
     parts = [part.strip() for part in text.split(",")]
     known = [rule for part in parts for rule in SCALE_RULES if rule == part]
     if len(known) != len(parts) or len(parts) > 2:
@@ -97,36 +144,3 @@ def parse_rules(text: str) -> tuple[ScaleRule, ScaleRule]:
             hint="two rules are for keys and values, as in match,unbiased",
         )
     return known[0], known[-1]
-
-
-def positive(value: float, option: str) -> float:
-    """Return a number above zero."""
-    if not 0 < value < float("inf"):
-        raise UsageError(f"{option} {value}: need a number above 0", code="usage")
-    return value
-
-
-def integers(option: str, text: str, *, least: int = 0) -> list[int]:
-    """Return the numbers of a comma list, none below `least`; each may stand there once."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
-        raise UsageError(f"{option} {text!r}: not a comma list of whole numbers", code="usage")
-    numbers = [int(part) for part in parts]
-    if min(numbers) < least:
-        raise UsageError(f"{option} {text!r}: {min(numbers)} is below {least}", code="usage")
-    if len(set(numbers)) < len(numbers):
-        raise UsageError(f"{option} {text!r}: a number stands there twice", code="usage")
-    return numbers
-
-
-def check_dims(dims: Sequence[int]) -> None:
-    """Refuse lengths that no vector of ours can have, although their table exists."""
-    from tqtool.codec.rotation import nearest_dims, supported_dims
-
-    for dim in dims:
-        if dim not in supported_dims():
-            raise UsageError(
-                f"--dims {dim}: no Hadamard matrix of that order is built",
-                code="usage",
-                hint="nearest supported: " + ", ".join(map(str, nearest_dims(dim))),
-            )

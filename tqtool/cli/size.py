@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from tqtool.cli import output
+from tqtool.cli.options import JsonOption, MetaOption
 from tqtool.codec.sizes import AttentionLayer, KVConfig, cache_size
-from tqtool.codec.terms import Meta
 from tqtool.errors import UsageError
 
 MAX_LAYERS = 1 << 14  # far beyond any model, and still counted in a moment
@@ -30,12 +30,12 @@ def size(
     config: Annotated[
         str, typer.Option("-c", "--config", help="K/V bits, comma list.")
     ] = "K4/V4,K4/V3,K4/V2,K3/V3,K3/V2,K2/V2",
-    meta: Annotated[Meta, typer.Option(help="Metadata a vector: 8, 4 or 2 bytes.")] = "range",
+    meta: MetaOption = "range",
     model: Annotated[
         Path | None,
         typer.Option(help="A Hugging Face config.json, in place of --layers, --kv-heads and --head-dim."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compute the memory of a KV cache.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from dataclasses import replace
@@ -14,25 +13,27 @@ import typer
 
 from tqtool.cli import output
 from tqtool.cli.options import (
+    DtypeOption,
     ForceOption,
     FormatOption,
     HtmlOut,
     JsonOut,
     JunitOut,
-    LawName,
+    LawOption,
+    LayoutOption,
     MarkdownOut,
+    MetaOption,
     ReportJsonOption,
+    ScaleRuleOption,
     TsvOut,
+    integers,
     parse_layers,
-    parse_numbers,
     parse_rules,
-    positive,
 )
 from tqtool.cli.report import Outputs, check_outputs, format_of, print_report, read_report, write_outputs
 from tqtool.codec.sizes import KVConfig
-from tqtool.codec.terms import Meta
 from tqtool.errors import InputError, UsageError
-from tqtool.parallel import default_threads
+from tqtool.parallel import default_threads, limit_blas_threads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 CONFIGS = "K4/V4,K4/V3,K4/V2,K3/V3,K3/V2,K2/V2"
 MAX_REGRESS = 0.05
 RECOMMEND_WIDTHS = (2, 3, 4, 5, 6, 8)
-BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 GateName = Literal["none", "strict", "balanced", "lenient"]
 SHOWN_ONLY = {"--json", "-f", "--force", "-q", "--quiet", "-v", "-vv", "--verbose", "--no-progress"}
@@ -59,8 +59,8 @@ def validate(
     k: Annotated[str | None, typer.Option("--k", metavar="FILE", help="Keys.")] = None,
     v: Annotated[str | None, typer.Option("--v", metavar="FILE", help="Values.")] = None,
     q: Annotated[str | None, typer.Option("--q", metavar="FILE", help="Queries.")] = None,
-    layout: Annotated[str | None, typer.Option(help="Axes of the arrays, such as htd or bhtd.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16: read 2-byte raw .npy data as bfloat16.")] = None,
+    layout: LayoutOption = None,
+    dtype: DtypeOption = None,
     synthetic: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Synthetic sets, comma list; 'all' for every one.")
     ] = None,
@@ -84,12 +84,11 @@ def validate(
     ] = "",
     residual_window: Annotated[int, typer.Option(min=0, help="Newest tokens kept exact.")] = 0,
     sink_tokens: Annotated[int, typer.Option(min=0, help="First tokens kept exact.")] = 0,
-    scale_rule: Annotated[
-        str, typer.Option(metavar="RULE[,RULE]", help="match, norm, lsq or unbiased; for keys, for values.")
-    ] = "match",
-    meta: Annotated[Meta, typer.Option(help="Metadata a vector: 8, 4 or 2 bytes.")] = "range",
-    law: Annotated[LawName, typer.Option(help="Law of the codebooks.")] = "beta",
-    baselines: Annotated[bool, typer.Option("--baselines", help="Add the formats that engines ship.")] = False,
+    scale_rule: ScaleRuleOption = "match",
+    meta: MetaOption = "range",
+    law: LawOption = "beta",
+    engines: Annotated[bool, typer.Option("--engines", help="Add the formats that engines ship.")] = False,
+    baselines: Annotated[bool, typer.Option("--baselines", hidden=True, help="The old name of --engines.")] = False,
     recommend: Annotated[
         bool, typer.Option("--recommend", help="Recommend bits per layer, for --budget or --target-kl.")
     ] = False,
@@ -130,7 +129,7 @@ def validate(
     """
     limit_blas_threads()
     from tqtool.rendering.report.figures import recommendation_goal
-    from tqtool.report.params import Params
+    from tqtool.report.params import MAX_SEED, Params
     from tqtool.validation.engines import BASELINES
     from tqtool.validation.run import validate as run
 
@@ -149,26 +148,19 @@ def validate(
             code="no-queries",
             hint="capture queries with the keys and values, and give them with --q or beside them",
         )
-    if budget is not None and target_kl is not None:
-        raise UsageError("--budget and --target-kl contradict each other", code="usage")
-    if window is not None and causal is False:
-        raise UsageError("a window needs a causal mask", code="usage", hint="leave out --no-causal or --window")
     wanted = recommend or budget is not None or target_kl is not None
-    configs = tuple(map(str, KVConfig.parse_list(config)))
-    if not configs:
-        raise UsageError("--config names no configuration", code="usage", hint="for example -c K4/V2,K3/V2")
     numbers = sorted({number for one in data for number in one.layers if one.kind == "dump"})
     params = Params(
-        configs=configs,
-        baselines=tuple(one.name for one in BASELINES) if baselines else (),
-        seeds=parse_numbers(seeds, "--seeds"),
+        configs=tuple(map(str, KVConfig.parse_list(config))),
+        baselines=tuple(one.name for one in BASELINES) if engines or baselines else (),
+        seeds=integers("--seeds", seeds, most=MAX_SEED),
         law=law,
         key_scale_rule=rules[0],
         value_scale_rule=rules[1],
         meta=meta,
         causal=causal,
         window=window,
-        attention_scale="" if attention_scale is None else repr(positive(attention_scale, "--attention-scale")),
+        attention_scale="" if attention_scale is None else repr(attention_scale),
         max_queries=max_queries,
         center_keys=center_keys,
         center_values=center_values,
@@ -177,7 +169,7 @@ def validate(
         sink_tokens=sink_tokens,
         recommend_widths=RECOMMEND_WIDTHS if wanted else (),
         budget=budget,
-        target_kl=None if target_kl is None else positive(target_kl, "--target-kl"),
+        target_kl=target_kl,
     )
     units = sum(one.units for one in data) * len(params.seeds)
     for line in dict.fromkeys(line for one in data for line in one.notes):
@@ -200,15 +192,6 @@ def validate(
         output.warn(f"{rec.source}: no bits meet {recommendation_goal(rec)}")
     if missed or not report.gate.passed:
         raise typer.Exit(1)
-
-
-def limit_blas_threads() -> None:
-    """Give BLAS one thread: our own units already use every core, and its split of a product could round differently.
-
-    The variables are read when NumPy is first loaded, which is why this is done here and not in the numeric modules.
-    """
-    for variable in BLAS_VARIABLES:
-        os.environ.setdefault(variable, "1")
 
 
 def datasets(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tqtool.codec.rotation import hadamard_order, supported_dims
 from tqtool.codec.sizes import KVConfig
 from tqtool.codec.spec import CodecSpec
-from tqtool.codec.terms import SCALE_RULES, UNTOUCHED, Law, Meta, ScaleRule
+from tqtool.codec.terms import UNTOUCHED, Law, Meta, ScaleRule
 from tqtool.container.manifest import Compressed, Copied, Entry, TensorKind
 from tqtool.dumps.arrays import FLOAT_TYPES, ArraySource
 from tqtool.dumps.datafiles import DataFile, float_arrays, listed
@@ -142,11 +142,3 @@ def _copied(source: ArraySource) -> Copied:
             path=source.path,
         )
     return Copied(source.name, source.dtype, source.shape)
-
-
-def scale_rules(text: str) -> tuple[ScaleRule, ScaleRule]:
-    """Read one scale rule for both sides, or two: of keys, of values; `UsageError`."""
-    rules = [rule for word in text.split(",") for rule in SCALE_RULES if rule == word.strip()]
-    if len(rules) not in (1, 2) or len(rules) != len(text.split(",")):
-        raise UsageError(f"--scale-rule {text}: one or two of {', '.join(SCALE_RULES)}", code="usage")
-    return rules[0], rules[-1]
