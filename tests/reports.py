@@ -232,7 +232,7 @@ def sample_report(
     first = failed[0]
     return Report(
         tool="tqtool 0.1.0",
-        command=f"tqtool validate {name} --baselines --recommend --budget 3.6 --gate {gate}",
+        command=f"tqtool validate {name} --engines --recommend --budget 3.6 --gate {gate}",
         inputs=tuple(
             Input(
                 f"{name}/layer{layer:02d}_{kind}.npy",

@@ -79,6 +79,13 @@ def test_json_carries_the_error_too(tqtool: Run) -> None:
     }
 
 
+@pytest.mark.parametrize("command", ["compress", "validate", "inspect"])
+def test_an_unknown_type_is_refused_by_every_command_that_takes_one(tqtool: Run, command: str) -> None:
+    result = tqtool(command, "dump", "--dtype", "nonsense")
+    assert result.returncode == 2
+    assert "error[usage]: Invalid value for '--dtype': 'nonsense' is not 'bf16'" in result.stderr
+
+
 def test_twice_verbose_shows_the_traceback(tqtool: Run) -> None:
     assert "Traceback" not in tqtool("size", "--model", "absent.json", "-v").stderr
     assert "Traceback" in tqtool("size", "--model", "absent.json", "-vv").stderr

@@ -202,13 +202,19 @@ def test_the_data_line_counts_one_layer(tqtool: Run, dump: Path) -> None:
 
 
 def test_baselines_stand_in_the_same_table_at_their_exact_size(here: Here) -> None:
-    rows = {row["config"]: row for row in here("dump", "-c", "K4/V4", "--baselines")[1]["rows"]}
+    rows = {row["config"]: row for row in here("dump", "-c", "K4/V4", "--engines")[1]["rows"]}
     sizes = {"fp16": 256, "q8_0": 136, "q4_0": 72, "q4_0+H": 72, "fp8_e4m3": 128, "turboquant_4bit_nc": 70}
     for name, size in sizes.items():
         assert rows[name]["pair_bytes"] == size, name
     assert rows["K4/V4"]["pair_bytes"] == 80
     assert rows["q8_0"]["metrics"]["kl"]["mean"] < rows["q4_0"]["metrics"]["kl"]["mean"]
     assert rows["fp16"]["metrics"]["kl"]["mean"] < 1e-12  # the dump is float16
+
+
+def test_the_old_name_of_engines_still_works_and_is_no_longer_told(here: Here, tqtool: Run) -> None:
+    old, new = (here("dump", "-c", "K4/V4", "--max-queries", "8", option)[1] for option in ("--baselines", "--engines"))
+    assert old["rows"] == new["rows"]
+    assert "--baselines" not in tqtool("validate", "--help").stdout
 
 
 def test_a_recommendation_keeps_its_budget_or_meets_its_target(here: Here) -> None:
@@ -235,7 +241,8 @@ def test_a_recommendation_keeps_its_budget_or_meets_its_target(here: Here) -> No
             "usage",
             "--protect-layers 'first3': more than all layers; there are 0, 5",
         ),
-        (("dump", "--seeds", "99999999999999999999999"), 2, "usage", "64-bit"),
+        (("dump", "--seeds", "99999999999999999999999"), 2, "usage", "is above 18446744073709551615"),
+        (("dump", "--seeds", "18446744073709551616"), 2, "usage", "is above 18446744073709551615"),
         (("dump", "--scale-rule", "best"), 2, "usage", "match, norm, lsq, unbiased"),
         (("dump", "--scale-rule", "match,norm,lsq"), 2, "usage", "one or two"),
         (("dump", "--protect-layers", "9"), 2, "usage", "no such layer; there are 0, 5"),
@@ -301,7 +308,7 @@ def test_every_option_is_in_the_help(tqtool: Run) -> None:
     options = (
         "--k --v --q --synthetic --config --causal --no-causal --attention-scale --window --seeds --max-queries "
         "--center-keys --center-values --protect-layers --residual-window --sink-tokens --scale-rule --meta --law "
-        "--baselines --recommend --budget --target-kl --gate --gate-config --min --max --baseline --max-regress "
+        "--engines --recommend --budget --target-kl --gate --gate-config --min --max --baseline --max-regress "
         "--format --json --json-out --markdown-out --html-out --junit-out --tsv-out"
     )
     assert [option for option in options.split() if option not in text] == []

@@ -31,6 +31,31 @@ st.register_type_strategy(float, FLOATS)
 st.register_type_strategy(
     Mapping, lambda kind: st.dictionaries(st.text(max_size=5), st.from_type(kind.__args__[1]), max_size=2)
 )
+POSITIVE = st.floats(1e-300, 1e300)
+st.register_type_strategy(  # those that can be: `test_params.py` has the others
+    Params,
+    st.builds(
+        Params,
+        configs=st.lists(st.builds("K{}/V{}".format, st.integers(1, 8), st.integers(1, 8)), min_size=1).map(tuple),
+        seeds=st.lists(st.integers(0, 2**64 - 1), min_size=1, unique=True).map(tuple),
+        causal=st.sampled_from([None, True]),
+        window=st.none() | st.integers(1),
+        attention_scale=st.just("") | POSITIVE.map(repr),
+        softcap=st.none() | POSITIVE,
+        tokens=st.sampled_from([(), (0, 5)]),
+        context=st.none() | st.integers(1),
+        max_queries=st.none() | st.integers(1),
+        protect_layers=st.lists(st.integers(0), unique=True).map(tuple),
+        residual_window=st.integers(0),
+        sink_tokens=st.integers(0),
+        nosink_tokens=st.integers(0),
+        bootstrap_draws=st.integers(1),
+        recommend_widths=st.sampled_from([(2,), (3, 8)]),
+        budget=st.none() | st.floats(0.1, 16),
+        target_kl=st.none(),
+    )
+    | st.builds(Params, st.just(("K4/V2",)), target_kl=st.none() | POSITIVE),
+)
 REPORTS = st.from_type(Report)
 
 

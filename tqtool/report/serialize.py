@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
-from tqtool.errors import InputError, IntegrityError
+from tqtool.errors import InputError, IntegrityError, UsageError
 from tqtool.escapes import parser_reason
 from tqtool.report.model import SCHEMA, Report
 
@@ -48,7 +48,7 @@ def report_from_json(text: str, path: str = "report") -> Report:
         raise InputError(f"{path}: schema is {schema!r}, expected {SCHEMA!r}", code="report", path=path)
     try:
         return cast(Report, _from_plain(Report, plain, "report"))
-    except ValueError as error:
+    except (ValueError, UsageError) as error:  # options that no measurement can have had are no report's
         raise InputError(f"{path}: {error}", code="report", path=path) from error
 
 

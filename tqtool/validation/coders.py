@@ -18,7 +18,7 @@ from tqtool.dtypes import Float32Array
 from tqtool.report.model import LayerFacts
 from tqtool.report.params import Params
 from tqtool.validation.dataset import Dataset
-from tqtool.validation.engines import BASELINES, Baseline, VectorFormat
+from tqtool.validation.engines import Baseline, VectorFormat, baseline
 from tqtool.validation.measure import Coder, Pair
 
 Side = Literal["k", "v"]
@@ -166,8 +166,7 @@ def turboquant_row(config: KVConfig, keys: SidePlan, values: SidePlan) -> Config
 
 def baselines_for(data: Dataset, params: Params) -> list[Baseline]:
     """Return the asked baselines that can store this dataset's vectors."""
-    known = {each.name: each for each in BASELINES}
-    return [known[name] for name in params.baselines if unfit_dim(known[name], data) is None]
+    return [one for one in map(baseline, params.baselines) if unfit_dim(one, data) is None]
 
 
 def unfit_dim(one: Baseline, data: Dataset) -> tuple[int, str] | None:

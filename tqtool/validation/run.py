@@ -20,7 +20,7 @@ from tqtool import __version__
 from tqtool.codec.codec import engine
 from tqtool.codec.terms import UNTOUCHED
 from tqtool.dumps.inputs import Input
-from tqtool.errors import BugError, InputError
+from tqtool.errors import BugError, InputError, UsageError
 from tqtool.parallel import ordered_map
 from tqtool.report.aggregate import clusters
 from tqtool.report.gates import decide, reached, verdict
@@ -139,6 +139,15 @@ def _check_control(measured: Measured) -> None:
                 )
 
 
+def _check_layers(sets: Sequence[Dataset], params: Params) -> None:
+    there = sorted({layer for data in sets for layer in data.layers})
+    for layer in params.protect_layers:
+        if layer not in there:
+            raise UsageError(
+                f"protect_layers {layer}: no such layer; there are {', '.join(map(str, there))}", code="usage"
+            )
+
+
 def validate(
     datasets: Iterable[Dataset],
     params: Params,
@@ -150,7 +159,7 @@ def validate(
 ) -> Report:
     """Measure the datasets and return the report, levels judged, no gate asked.
 
-    Raises: as `measure`.
+    Raises: as `measure`, and `UsageError` for a layer to protect that no dataset has.
     """
     sources: list[Source] = []
     rows: list[Row] = []
@@ -158,7 +167,9 @@ def validate(
     warnings: list[Notice] = []
     inputs: list[Input] = []
     recommendations: list[Recommendation] = []
-    for data in [with_options(data, params) for data in datasets]:  # what cannot be measured is refused before the rest
+    sets = [with_options(data, params) for data in datasets]  # what cannot be measured is refused before the rest
+    _check_layers(sets, params)
+    for data in sets:
         measured = measure(data, params, threads=threads, executor=executor, advance=advance)
         source = source_of(measured, params)
         sources.append(source)
