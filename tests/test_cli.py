@@ -83,7 +83,7 @@ def test_json_carries_the_error_too(tqtool: Run) -> None:
 def test_an_unknown_type_is_refused_by_every_command_that_takes_one(tqtool: Run, command: str) -> None:
     result = tqtool(command, "dump", "--dtype", "nonsense")
     assert result.returncode == 2
-    assert "error[usage]: Invalid value for '--dtype': 'nonsense' is not 'bf16'" in result.stderr
+    assert "error[usage]: Invalid value for '--dtype': Value error, 'nonsense' is not one of 'bf16'" in result.stderr
 
 
 def test_twice_verbose_shows_the_traceback(tqtool: Run) -> None:
