@@ -6,6 +6,7 @@ Everything that allocates, stores or slices encoded vectors loops over `CodecSpe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -19,6 +20,7 @@ from tqtool.errors import UsageError
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT_TYPES = (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))  # of vectors
+PART_TYPES = {"uint8": np.dtype(np.uint8), "float32": np.dtype(np.float32), "bfloat16": BFLOAT16}  # by `Part.dtype`
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class CodecSpec:
     @property
     def parts(self) -> dict[str, Part]:
         """What a vector is stored in, by the names of `Encoded`'s arrays."""
-        return {"codes": Part((self.code_bytes,), "uint8"), "meta": META_PARTS[self.meta]}
+        return _parts(self.code_bytes, self.meta)
 
     @property
     def vector_bytes(self) -> int:
@@ -79,8 +81,13 @@ class CodecSpec:
     def zeros(self, lead: tuple[int, ...]) -> Encoded:
         """Return room for vectors of shape (*lead, dim); as they stand they decode to zeros."""
         return Encoded(
-            self, **{name: np.zeros((*lead, *part.shape), np.dtype(part.dtype)) for name, part in self.parts.items()}
+            self, **{name: np.zeros((*lead, *part.shape), PART_TYPES[part.dtype]) for name, part in self.parts.items()}
         )
+
+
+@cache
+def _parts(code_bytes: int, meta: Meta) -> dict[str, Part]:
+    return {"codes": Part((code_bytes,), "uint8"), "meta": META_PARTS[meta]}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,9 +101,9 @@ class Encoded:
     def __post_init__(self) -> None:
         lead = self.codes.shape[:-1]
         for name, part in self.spec.parts.items():
-            array, dtype = self.arrays[name], np.dtype(part.dtype)
-            if array.dtype != dtype or array.shape != (*lead, *part.shape):
-                expected = f"expected {dtype} {(*lead, *part.shape)}"
+            array: NDArray[Any] = getattr(self, name)
+            if array.dtype != PART_TYPES[part.dtype] or array.shape != (*lead, *part.shape):
+                expected = f"expected {part.dtype} {(*lead, *part.shape)}"
                 raise ValueError(f"{name} {array.dtype} {array.shape} do not fit {self.spec}: {expected}")
 
     @property

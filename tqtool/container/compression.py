@@ -9,7 +9,7 @@ from time import perf_counter
 import numpy as np
 
 from tqtool.codec.rotation import sign_bits
-from tqtool.codec.spec import CodecSpec
+from tqtool.codec.spec import PART_TYPES, CodecSpec
 from tqtool.container.format import CRCS, HASHES, Placement, chunk_crcs, hashes, plan
 from tqtool.container.manifest import Compressed, Entry, signs_name, table_names
 from tqtool.container.pipeline import Block, Pipeline, Quality, Stats, Total
@@ -144,7 +144,7 @@ def write_container(
     for index, (entry, source) in enumerate(zip(placement.entries, sources, strict=True)):
         if isinstance(entry, Compressed):
             parts = {
-                name: store(entry.part_names[name], np.dtype(part.dtype)) for name, part in entry.spec.parts.items()
+                name: store(entry.part_names[name], PART_TYPES[part.dtype]) for name, part in entry.spec.parts.items()
             }
             pipelines[index] = Pipeline(source, entry.spec, parts, stats, nan_to_zero)
         else:

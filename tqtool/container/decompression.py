@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tqtool.codec.codec import MAX_SCALE, decode
 from tqtool.codec.reference import decode_with
 from tqtool.codec.rotation import signs
-from tqtool.codec.spec import Encoded
+from tqtool.codec.spec import PART_TYPES, Encoded
 from tqtool.container.format import Container
 from tqtool.container.manifest import Compressed, Entry, signs_name, table_names
 from tqtool.dumps.arrays import BLOCK_BYTES, FLOAT_TYPES, Box, Store, boxes_over
@@ -213,7 +213,7 @@ class _Decoder:
             return Store(container.opener, data + tensor.start, tensor.shape, dtype)
 
         self._parts = {
-            name: (store(entry.part_names[name], np.dtype(part.dtype)), part) for name, part in spec.parts.items()
+            name: (store(entry.part_names[name], PART_TYPES[part.dtype]), part) for name, part in spec.parts.items()
         }
         boundaries, centroids = (np.frombuffer(container.whole(name), "<f4") for name in table_names(spec))
         bits = np.frombuffer(container.whole(signs_name(spec)), np.uint8)
