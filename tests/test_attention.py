@@ -6,6 +6,7 @@ import ml_dtypes
 import naive_attention as naive
 import numpy as np
 import pytest
+from loops import case
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
@@ -158,7 +159,8 @@ def test_values_that_are_constant_come_back_exactly_grouped() -> None:
     v[:] = v[:, :1]
     got = attention(q, k, v, AttentionConfig(8, 16, 2))
     for head in range(8):
-        assert_allclose(got[0, :, head], np.broadcast_to(v[0, 0, head // 4], (4, 16)), rtol=1e-5)
+        with case(head=head):
+            assert_allclose(got[0, :, head], np.broadcast_to(v[0, 0, head // 4], (4, 16)), rtol=1e-5)
 
 
 def test_values_may_be_narrower_than_keys() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import case
 from numpy.typing import NDArray
 
 from tqtool.attention.plain import AttentionConfig, attention, attention_mask, seen_mask
@@ -74,9 +75,11 @@ def test_rope_is_hugging_faces(pairing: Pairing, model: str, start_pos: int) -> 
     cos, sin = getattr(modeling, f"{name}RotaryEmbedding")(config)(heads_first[0], positions)
     expected = modeling.apply_rotary_pos_emb(*heads_first, cos, sin)
     theta = config.rope_parameters["rope_theta"]
-    for got, theirs in zip(rope(q, k, start_pos, pairing=pairing, theta=theta), expected, strict=True):
+    turned = rope(q, k, start_pos, pairing=pairing, theta=theta)
+    for side, got, theirs in zip("qk", turned, expected, strict=True):
         # Their angles are float32 products: off by up to half a unit in the last place of the position.
-        assert np.abs(got - theirs.numpy().transpose(0, 2, 1, 3)).max() < 5e-7 * (start_pos + 10)
+        with case(side=side):
+            assert np.abs(got - theirs.numpy().transpose(0, 2, 1, 3)).max() < 5e-7 * (start_pos + 10)
 
 
 def test_window_and_softcap_are_hugging_faces() -> None:

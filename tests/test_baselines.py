@@ -6,6 +6,7 @@ import struct
 import ml_dtypes
 import numpy as np
 import pytest
+from loops import case
 from numpy.testing import assert_allclose, assert_array_equal
 
 from tqtool.codec.codebook import lloyd_max, midpoints, table_error
@@ -111,9 +112,10 @@ def test_ggml_blocks_agree_with_the_gguf_package() -> None:
     for scale in (1e-3, 1, 300):
         x = np.concatenate([rough(32, 128), normal(64, 128, scale=scale)])
         for name, kind in (("q8_0", Type.Q8_0), ("q4_0", Type.Q4_0)):
-            packed = quants.quantize(x, kind)
-            assert packed.shape[-1] == baseline(name).key.vector_bytes(128)
-            assert_array_equal(baseline(name).key.restore(x), quants.dequantize(packed, kind))
+            with case(scale=scale, name=name):
+                packed = quants.quantize(x, kind)
+                assert packed.shape[-1] == baseline(name).key.vector_bytes(128)
+                assert_array_equal(baseline(name).key.restore(x), quants.dequantize(packed, kind))
 
 
 def test_a_q4_0_block_by_hand() -> None:
@@ -135,13 +137,14 @@ def test_a_q8_0_block_by_hand() -> None:
 def test_rotated_q4_0_is_q4_0_between_hadamards(dim: int, key_run: int, value_run: int) -> None:
     x = rough(8, dim)
     for side, run in (("key", key_run), ("value", value_run)):
-        h = np.kron(np.eye(dim // run), sylvester(run))
-        turned = (x.astype(np.float64) @ h.T).astype(F)
-        expected = np.array([loop_q4_0(row) for row in turned]) @ h
-        got = getattr(baseline("q4_0+H"), side).restore(x)
-        # A value within rounding of a threshold may take the neighbouring code: rare, and never systematic.
-        off = np.linalg.norm(got - expected, axis=1) > 1e-5 * np.linalg.norm(x, axis=1) + 1e-12
-        assert off.sum() <= 1
+        with case(side=side, run=run):
+            h = np.kron(np.eye(dim // run), sylvester(run))
+            turned = (x.astype(np.float64) @ h.T).astype(F)
+            expected = np.array([loop_q4_0(row) for row in turned]) @ h
+            got = getattr(baseline("q4_0+H"), side).restore(x)
+            # A value within rounding of a threshold may take the neighbouring code: rare, and never systematic.
+            off = np.linalg.norm(got - expected, axis=1) > 1e-5 * np.linalg.norm(x, axis=1) + 1e-12
+            assert off.sum() <= 1
 
 
 def test_e4m3_is_the_nearest_of_all_its_values() -> None:
@@ -180,7 +183,7 @@ def test_vllm_keys_agree_with_a_plain_loop_in_double_precision(name: str, bits: 
     cuts = (levels[1:] + levels[:-1]) / 2
     got = baseline(name).key.restore(x)
     differing = 0
-    for row, restored in zip(x.astype(np.float64), got, strict=True):
+    for i, (row, restored) in enumerate(zip(x.astype(np.float64), got, strict=True)):
         norm = math.sqrt(sum(v * v for v in row))
         turned = [sum(h[i, j] * row[j] for j in range(dim)) / (norm + 1e-8) for i in range(dim)]
         c = [levels[sum(cut <= v for cut in cuts)] for v in turned]
@@ -228,14 +231,16 @@ def test_kivi_groups_channels_of_keys_over_tokens_and_of_values_over_channels() 
     coded = 3 * KIVI_WINDOW
     for channel in (0, 3, 63):
         for begin in (0, 64, coded - 32):
-            group = x[begin : begin + 32, channel].tolist()
-            assert_array_equal(k[begin : begin + 32, channel], np.array(loop_affine2(group), F))
+            with case(channel=channel, begin=begin):
+                group = x[begin : begin + 32, channel].tolist()
+                assert_array_equal(k[begin : begin + 32, channel], np.array(loop_affine2(group), F))
     assert_array_equal(k[coded:], x[coded:].astype(np.float16).astype(F))
     kept = len(x) - KIVI_WINDOW
     for token in (0, 1, 2, kept - 1):
         for begin in (0, 32):
-            group = x[token, begin : begin + 32].tolist()
-            assert_array_equal(v[token, begin : begin + 32], np.array(loop_affine2(group), F))
+            with case(token=token, begin=begin):
+                group = x[token, begin : begin + 32].tolist()
+                assert_array_equal(v[token, begin : begin + 32], np.array(loop_affine2(group), F))
     assert_array_equal(v[kept:], x[kept:].astype(np.float16).astype(F))
 
 
@@ -255,15 +260,16 @@ def test_turbo3_agrees_with_its_description_in_double_precision(dim: int) -> Non
     upper = np.array(TURBO3_LEVELS)
     levels = np.concatenate([-upper[::-1], upper])
     got = baseline("turbo3").key.restore(x)
-    for row, restored in zip(x.astype(np.float64), got, strict=True):
-        padded = np.concatenate([row, np.zeros(-dim % 128)])
-        out = []
-        for block in padded.reshape(-1, 128):
-            norm = np.linalg.norm(block)
-            u = signs(1, 128) * (h @ (signs(0, 128) * block)) / (norm or 1)
-            c = levels[[int(np.sum((levels[1:] + levels[:-1]) / 2 <= v)) for v in u]]
-            out.append(signs(0, 128) * (h @ (signs(1, 128) * c)) * half(float(norm / np.linalg.norm(c))))
-        assert_allclose(restored, np.concatenate(out)[:dim], atol=3e-6)
+    for i, (row, restored) in enumerate(zip(x.astype(np.float64), got, strict=True)):
+        with case(i=i):
+            padded = np.concatenate([row, np.zeros(-dim % 128)])
+            out = []
+            for block in padded.reshape(-1, 128):
+                norm = np.linalg.norm(block)
+                u = signs(1, 128) * (h @ (signs(0, 128) * block)) / (norm or 1)
+                c = levels[[int(np.sum((levels[1:] + levels[:-1]) / 2 <= v)) for v in u]]
+                out.append(signs(0, 128) * (h @ (signs(1, 128) * c)) * half(float(norm / np.linalg.norm(c))))
+            assert_allclose(restored, np.concatenate(out)[:dim], atol=3e-6)
 
 
 # Bytes
@@ -331,12 +337,13 @@ def test_any_leading_shape_gives_the_same_and_the_input_is_left_alone(name: str)
     x = normal(2, 3, 160, 128, seed=7)
     before = x.copy()
     for side in (baseline(name).key, baseline(name).value):
-        got = side.restore(x)
-        assert got.dtype == np.float32
-        assert got.shape == x.shape
-        assert np.isfinite(got).all()
-        assert_array_equal(got[1, 2], side.restore(x[1, 2]))
-        assert not np.shares_memory(got, x)
+        with case(side=side.name):
+            got = side.restore(x)
+            assert got.dtype == np.float32
+            assert got.shape == x.shape
+            assert np.isfinite(got).all()
+            assert_array_equal(got[1, 2], side.restore(x[1, 2]))
+            assert not np.shares_memory(got, x)
     assert_array_equal(x, before)
 
 
@@ -346,9 +353,10 @@ def test_zero_and_tiny_vectors_stay_finite(name: str) -> None:
     x[1] = 1e-38
     x[2, 5] = -1e-42
     for side in (baseline(name).key, baseline(name).value):
-        got = side.restore(x)
-        assert np.isfinite(got).all()
-        assert np.abs(got).max() <= 1e-7
+        with case(side=side.name):
+            got = side.restore(x)
+            assert np.isfinite(got).all()
+            assert np.abs(got).max() <= 1e-7
 
 
 def test_halves_that_overflow_are_infinite_as_in_the_engines() -> None:

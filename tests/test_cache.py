@@ -7,6 +7,7 @@ import ml_dtypes
 import naive_attention as naive
 import numpy as np
 import pytest
+from loops import case
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
@@ -154,10 +155,11 @@ def test_fused_attention_agrees_with_restored_keys_and_values(
     cache.write(0, 0, k, v)
     q = draw(7, 1, 4, 6, DIM)
     for options in ({}, {"window": 5}, {"softcap": 2.0}, {"scale": 1.5, "causal": False}):
-        config = AttentionConfig(6, DIM, KV_HEADS, **{"causal": True, **options})
-        got = cache.attention(q, 0, 16, config)
-        assert got.dtype == np.float32
-        assert relative(got, plain_attention(q, cache, 0, 16, config)) < FUSED
+        with case(options=options):
+            config = AttentionConfig(6, DIM, KV_HEADS, **{"causal": True, **options})
+            got = cache.attention(q, 0, 16, config)
+            assert got.dtype == np.float32
+            assert relative(got, plain_attention(q, cache, 0, 16, config)) < FUSED
 
 
 @pytest.mark.parametrize("dim", [16, 80, 96, 112, 144, 256, 576, 1024])
@@ -168,12 +170,13 @@ def test_both_engines_agree_in_every_dimension_and_width(monkeypatch: pytest.Mon
     cache.write(0, 0, k, v)
     q = draw(92, 1, 3, 6, dim)
     for config in (AttentionConfig(6, dim, KV_HEADS, causal=True), AttentionConfig(6, dim, KV_HEADS, softcap=3.0)):
-        outs = []
-        for engine in ("runtime", "reference"):
-            monkeypatch.setenv("TQTOOL_ENGINE", engine)
-            outs.append(cache.attention(q, 0, 34, config))
-        assert relative(*outs) < FUSED
-        assert relative(outs[0], plain_attention(q, cache, 0, 34, config)) < FUSED
+        with case(config=config):
+            outs = []
+            for engine in ("runtime", "reference"):
+                monkeypatch.setenv("TQTOOL_ENGINE", engine)
+                outs.append(cache.attention(q, 0, 34, config))
+            assert relative(*outs) < FUSED
+            assert relative(outs[0], plain_attention(q, cache, 0, 34, config)) < FUSED
 
 
 def test_plain_and_fused_are_one_option_apart() -> None:
@@ -202,7 +205,8 @@ def test_a_prompt_longer_than_a_block_of_scores(monkeypatch: pytest.MonkeyPatch)
     whole = attention_cached(q, k, v, compressed(), 0, 0, config)
     monkeypatch.setattr("tqtool.attention.plain.SCORE_BLOCK", 4 * 12 * 5)
     for plain in (False, True):
-        assert relative(attention_cached(q, k, v, compressed(), 0, 0, config, plain=plain), whole) < FUSED
+        with case(plain=plain):
+            assert relative(attention_cached(q, k, v, compressed(), 0, 0, config, plain=plain), whole) < FUSED
 
 
 def test_long_caches_are_read_in_blocks_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,10 +233,11 @@ def test_chosen_slots_are_attention_over_these_tokens_alone(make: Callable[..., 
     per_head = np.array([[19, 19], [3, 7], [-1, 12]])  # the first head reads two slots, the second three
     got = cache.attention(q, 0, 19, config, slots=per_head)
     for head, slots in enumerate(([19, 3], [19, 7, 12])):
-        rows = np.s_[:, slots, head : head + 1]
-        part = np.s_[:, :, 2 * head : 2 * head + 2]
-        alone = attention(q[part], cache.keys(0)[rows], cache.values(0)[rows], AttentionConfig(2, DIM, 1))
-        assert relative(got[part], alone) < FUSED
+        with case(head=head, slots=slots):
+            rows = np.s_[:, slots, head : head + 1]
+            part = np.s_[:, :, 2 * head : 2 * head + 2]
+            alone = attention(q[part], cache.keys(0)[rows], cache.values(0)[rows], AttentionConfig(2, DIM, 1))
+            assert relative(got[part], alone) < FUSED
 
 
 # Eviction, ring, clear
@@ -248,8 +253,10 @@ def test_eviction_moves_packed_tokens_down_unchanged(make: Callable[..., Cache])
     before = [cache.keys(1)[:, kept], cache.values(1)[:, kept], cache.keys(0)[:, kept]]
     cache.evict(6)
     assert cache.seq_len == 9
-    for was, now in zip(before, (cache.keys(1), cache.values(1), cache.keys(0)), strict=True):
-        assert_array_equal(was, now)
+    after = [cache.keys(1), cache.values(1), cache.keys(0)]
+    for what, was, now in zip(("keys of 1", "values of 1", "keys of 0"), before, after, strict=True):
+        with case(what=what):
+            assert_array_equal(was, now)
     config = AttentionConfig(4, DIM, KV_HEADS, causal=True, window=4)
     k, v = tokens(30, 1, batch=2)
     q = draw(31, 2, 1, 4, DIM)
@@ -331,9 +338,10 @@ def test_first_and_newest_tokens_are_exact_and_the_others_are_not() -> None:
     for t in range(9, 15):
         cache.append(0, k[:, t : t + 1], v[:, t : t + 1])
     exact = [0, 1, 2, 11, 12, 13, 14]
-    for got, given in ((cache.keys(0), k), (cache.values(0), v)):
-        same = (got == given).all(axis=(0, 2, 3))
-        assert_array_equal(np.flatnonzero(same), exact)
+    for side, got, given in (("keys", cache.keys(0), k), ("values", cache.values(0), v)):
+        with case(side=side):
+            same = (got == given).all(axis=(0, 2, 3))
+            assert_array_equal(np.flatnonzero(same), exact)
 
 
 def test_the_window_follows_evictions_and_rings() -> None:
@@ -355,10 +363,11 @@ def test_the_window_survives_a_rejected_draft() -> None:
     cache = compressed(sink_tokens=1, residual_window=4)
     k, v = tokens(64, 12)
     cache.write(0, 0, k[:, :8], v[:, :8])
-    for _ in range(3):
-        cache.append(0, *tokens(65, 2))
-        cache.truncate(8)
-        assert_array_equal(np.flatnonzero((cache.keys(0) == k[:, :8]).all(axis=(0, 2, 3))), [0, 6, 7])
+    for draft in range(3):
+        with case(draft=draft):
+            cache.append(0, *tokens(65, 2))
+            cache.truncate(8)
+            assert_array_equal(np.flatnonzero((cache.keys(0) == k[:, :8]).all(axis=(0, 2, 3))), [0, 6, 7])
     cache.append(0, k[:, 8:], v[:, 8:])
     assert_array_equal(np.flatnonzero((cache.keys(0) == k).all(axis=(0, 2, 3))), [0, 8, 9, 10, 11])
 
@@ -436,11 +445,12 @@ def test_values_that_cannot_be_stored_change_nothing(make: Callable[..., Cache])
     before = contents(cache)
     k, v = tokens(74, 2)
     for bad, code in ((np.nan, "non-finite"), (np.inf, "non-finite"), (1e39, "norm-range")):
-        wrong = v.astype(np.float64)
-        wrong[0, 1, 1, 3] = bad
-        with pytest.raises(InputError) as caught:
-            cache.write(0, 5, k, wrong)
-        assert caught.value.code == code
+        with case(bad=bad, code=code):
+            wrong = v.astype(np.float64)
+            wrong[0, 1, 1, 3] = bad
+            with pytest.raises(InputError) as caught:
+                cache.write(0, 5, k, wrong)
+            assert caught.value.code == code
     with pytest.raises(InputError, match="dtype int64 is not floating point"):
         cache.write(0, 5, k, v.astype(np.int64))
     with pytest.raises(InputError, match=r"k is \(1, 2, 2, 32\), v is \(1, 1, 2, 32\)"):
@@ -467,7 +477,7 @@ def test_wrong_queries_are_refused_before_anything_is_written(make: Callable[...
     with pytest.raises(InputError, match="k has 2 heads, the configuration 4"):
         cache.attention(draw(1, 1, 1, 4, DIM), 0, 0, AttentionConfig(4, DIM))
     for wrong in (np.array([2]), np.array([-2]), np.array([[0, 1, 1]]), np.array([0.5])):
-        with pytest.raises(UsageError, match="slots"):
+        with case(wrong=wrong), pytest.raises(UsageError, match="slots"):
             cache.attention(draw(1, 1, 1, 4, DIM), 0, 0, config, slots=wrong)
 
 
@@ -477,10 +487,11 @@ def test_more_than_there_is_cannot_be_evicted_or_truncated(make: Callable[..., C
     cache.write(0, 0, *tokens(76, 5))
     before = contents(cache)
     for count in (6, -1):
-        with pytest.raises(UsageError, match=rf"cannot evict {count} of"):
-            cache.evict(count)
-        with pytest.raises(UsageError, match=rf"cannot truncate 5 tokens to {count}"):
-            cache.truncate(count)
+        with case(count=count):
+            with pytest.raises(UsageError, match=rf"cannot evict {count} of"):
+                cache.evict(count)
+            with pytest.raises(UsageError, match=rf"cannot truncate 5 tokens to {count}"):
+                cache.truncate(count)
     assert contents(cache) == before
 
 
@@ -529,42 +540,44 @@ def test_any_sequence_of_calls_leaves_what_a_plain_table_holds(make: Callable[..
     sinks = 2 if make is MAKERS["protected"] else 0
     table: dict[int, tuple[int, Array, Array]] = {}
     position = 0
-    for _ in range(40):
-        length = max(table, default=-1) + 1
-        action = rng.choice(["append", "append", "append", "rewrite", "evict", "truncate"])
-        if action == "evict" and length > sinks:
-            count = int(rng.integers(0, length - sinks + 1))
-            order = [table[slot][0] for slot in sorted(table) if slot >= sinks]
-            if order != sorted(order):
-                with pytest.raises(UsageError, match="ring"):
-                    cache.evict(count)
-                continue
-            cache.evict(count)
-            table = {s if s < sinks else s - count: t for s, t in table.items() if s < sinks or s >= sinks + count}
-        elif action == "truncate":
-            keep = int(rng.integers(length // 2, length + 1))
-            cache.truncate(keep)
-            table = {slot: token for slot, token in table.items() if slot < keep}
-            position = max((token[0] for token in table.values()), default=-1) + 1
-        else:
-            count = int(rng.integers(1, 5))
-            slot = length if action == "append" else int(rng.integers(0, length + 1))
-            slot = min(slot, SLOTS - count)
-            k, v = tokens(int(rng.integers(1 << 30)), count)
-            cache.write(0, slot, k, v)
-            for t in range(count):
-                table[slot + t] = (position, k[0, t], v[0, t])
-                position += 1
-        filled = max(table, default=-1) + 1
-        assert cache.seq_len == filled
+    for call in range(40):
+        with case(call=call):
+            length = max(table, default=-1) + 1
+            action = rng.choice(["append", "append", "append", "rewrite", "evict", "truncate"])
+            if action == "evict" and length > sinks:
+                count = int(rng.integers(0, length - sinks + 1))
+                order = [table[slot][0] for slot in sorted(table) if slot >= sinks]
+                if order != sorted(order):
+                    with pytest.raises(UsageError, match="ring"):
+                        cache.evict(count)
+                    continue
+                cache.evict(count)
+                table = {s if s < sinks else s - count: t for s, t in table.items() if s < sinks or s >= sinks + count}
+            elif action == "truncate":
+                keep = int(rng.integers(length // 2, length + 1))
+                cache.truncate(keep)
+                table = {slot: token for slot, token in table.items() if slot < keep}
+                position = max((token[0] for token in table.values()), default=-1) + 1
+            else:
+                count = int(rng.integers(1, 5))
+                slot = length if action == "append" else int(rng.integers(0, length + 1))
+                slot = min(slot, SLOTS - count)
+                k, v = tokens(int(rng.integers(1 << 30)), count)
+                cache.write(0, slot, k, v)
+                for t in range(count):
+                    table[slot + t] = (position, k[0, t], v[0, t])
+                    position += 1
+            filled = max(table, default=-1) + 1
+            assert cache.seq_len == filled
     if not table:
         return
     for side, index in ((cache.keys(0), 1), (cache.values(0), 2)):
-        given = np.stack(
-            [table[s][index] if s in table else np.zeros((KV_HEADS, DIM), np.float32) for s in range(filled)]
-        )
-        assert np.abs(side[0] - given).max() < (1e-6 if isinstance(cache, KVCache) else 4)
-        assert not side[0][[s for s in range(filled) if s not in table]].any()
+        with case(index=index):
+            given = np.stack(
+                [table[s][index] if s in table else np.zeros((KV_HEADS, DIM), np.float32) for s in range(filled)]
+            )
+            assert np.abs(side[0] - given).max() < (1e-6 if isinstance(cache, KVCache) else 4)
+            assert not side[0][[s for s in range(filled) if s not in table]].any()
     newest = max(table, key=lambda slot: table[slot][0])
     q = draw(seed, 1, 1, 4, DIM)
     config = AttentionConfig(4, DIM, KV_HEADS, causal=True, window=9)
@@ -574,13 +587,13 @@ def test_any_sequence_of_calls_leaves_what_a_plain_table_holds(make: Callable[..
 
 
 @both
-def test_half_precision_tokens_are_widened(make: Callable[..., Cache]) -> None:
-    for dtype in (np.float16, ml_dtypes.bfloat16):
-        k, v = (x.astype(dtype) for x in tokens(80, 4))
-        half, wide = make(), make()
-        half.write(0, 0, k, v)
-        wide.write(0, 0, k.astype(np.float32), v.astype(np.float32))
-        assert contents(half) == contents(wide)
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_half_precision_tokens_are_widened(make: Callable[..., Cache], dtype: Any) -> None:
+    k, v = (x.astype(dtype) for x in tokens(80, 4))
+    half, wide = make(), make()
+    half.write(0, 0, k, v)
+    wide.write(0, 0, k.astype(np.float32), v.astype(np.float32))
+    assert contents(half) == contents(wide)
 
 
 @both

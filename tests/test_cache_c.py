@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import case
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
@@ -143,9 +144,12 @@ def test_both_caches_hold_and_give_the_same_bits(
     assert_same(theirs, ours)
     for layer in range(LAYERS):  # every layer goes on where it is, up to its end and round
         for turn in range(SLOTS):
-            pos = (theirs.lengths[layer] if theirs.lengths[layer] < SLOTS else turn) % SLOTS
-            q, k, v = vectors(7000 + 100 * layer + 10 * turn)
-            assert_array_equal(theirs.step(layer, pos, q, k, v), attention_cached(q, k, v, ours, layer, pos, config))
+            with case(layer=layer, turn=turn):
+                pos = (theirs.lengths[layer] if theirs.lengths[layer] < SLOTS else turn) % SLOTS
+                q, k, v = vectors(7000 + 100 * layer + 10 * turn)
+                assert_array_equal(
+                    theirs.step(layer, pos, q, k, v), attention_cached(q, k, v, ours, layer, pos, config)
+                )
     assert_same(theirs, ours)
     theirs.lib.fa_tq_cache_clear(theirs.cache)
     ours.clear()
@@ -161,9 +165,10 @@ def test_one_side_at_a_time_is_the_same_too(bits: tuple[int, int], meta: str, si
     ours = python_cache(bits, meta, sinks, window)
     for pos in range(9):
         for is_key in (True, False) if pos % 3 else (True,):
-            vec = draw(pos + 50 * is_key, HEADS * DIM)
-            assert theirs.quantize(1, pos, vec, is_key) == 0
-            ours.quantize(1, pos, vec[None], is_key)
+            with case(pos=pos, is_key=is_key):
+                vec = draw(pos + 50 * is_key, HEADS * DIM)
+                assert theirs.quantize(1, pos, vec, is_key) == 0
+                ours.quantize(1, pos, vec[None], is_key)
     assert_same(theirs, ours)
     q, k, v = vectors(3)
     config = AttentionConfig(GROUP * HEADS, DIM, HEADS, causal=True)
@@ -185,15 +190,16 @@ def test_chosen_slots_give_the_bits_of_the_python_cache(
         (np.array([-1, -1]), 1, None),
     ]
     for number, (choice, block, as_slots) in enumerate(choices):
-        theirs = CCache(bits, meta=meta, sinks=sinks, window=window)
-        ours = python_cache(bits, meta, sinks, window)
-        _, k, v = vectors(8, 13)
-        ours.write(2, 0, k, v)
-        assert theirs.lib.fa_tq_cache_write(theirs.cache, 2, 0, 13, theirs.floats(k), theirs.floats(v)) == 0
-        q, k, v = vectors(9)
-        ours.write(2, 13, k, v)
-        expected = ours.attention(q, 2, 13, config, choice if as_slots is None else as_slots)
-        assert_array_equal(theirs.step(2, 13, q, k, v, choice, block), expected, f"choice {number}")
+        with case(number=number, block=block, as_slots=as_slots):
+            theirs = CCache(bits, meta=meta, sinks=sinks, window=window)
+            ours = python_cache(bits, meta, sinks, window)
+            _, k, v = vectors(8, 13)
+            ours.write(2, 0, k, v)
+            assert theirs.lib.fa_tq_cache_write(theirs.cache, 2, 0, 13, theirs.floats(k), theirs.floats(v)) == 0
+            q, k, v = vectors(9)
+            ours.write(2, 13, k, v)
+            expected = ours.attention(q, 2, 13, config, choice if as_slots is None else as_slots)
+            assert_array_equal(theirs.step(2, 13, q, k, v, choice, block), expected, f"choice {number}")
 
 
 def test_a_long_prompt_in_one_step_is_the_prompt_in_blocks() -> None:
@@ -230,7 +236,8 @@ def test_exact_tokens_in_sixteen_bits_are_the_rounded_vectors(form: int) -> None
     spread = (2.0 ** np.random.default_rng(1).integers(-30, 10, (9, HEADS, DIM))).astype(np.float32)
     k, v = draw(1, 9, HEADS, DIM) * spread, draw(2, 9, HEADS, DIM)
     for each in (cache, plain, full):
-        assert each.lib.fa_tq_cache_write(each.cache, 0, 0, 9, each.floats(k), each.floats(v)) == 0
+        with case(each=each):
+            assert each.lib.fa_tq_cache_write(each.cache, 0, 0, 9, each.floats(k), each.floats(v)) == 0
     rounded = k.astype(np.float16 if form == FLOAT16 else ml_dtypes.bfloat16).astype(np.float32)
     exact = np.isin(np.arange(9), [0, 6, 7, 8])
     assert_array_equal(cache.dequantize(0, 0, 9, True)[0, exact], rounded[exact])
@@ -271,40 +278,44 @@ def test_an_engine_that_evicts_keeps_the_right_tokens(way: str, sinks: int) -> N
     counter = [0] * layers  # the engine's own
     x = [[draw(100 * token + layer, 1, 1, HEADS, DIM) for token in range(tokens)] for layer in range(layers)]
     for token in range(tokens):
-        if way == "all layers" and counter[0] == SLOTS:
-            assert theirs.evict(gone) == 0
-            for cache in caches:
-                cache.evict(gone)
-            counter = [count - gone for count in counter]
-            held = [own[:sinks] + own[sinks + gone :] for own in held]
-        for layer in range(layers):
-            if counter[layer] == SLOTS:
-                assert theirs.evict(gone, layer) == 0
+        with case(token=token):
+            if way == "all layers" and counter[0] == SLOTS:
+                assert theirs.evict(gone) == 0
                 for cache in caches:
-                    cache.evict(gone, layer)
-                counter[layer] -= gone
-                held[layer] = held[layer][:sinks] + held[layer][sinks + gone :]
-            k = x[layer][token]
-            q = np.zeros((1, 1, HEADS, DIM), np.float32)
-            assert not isinstance(theirs.step(layer, counter[layer], q, k, -k), int)
-            for cache in caches:
-                cache.write(layer, counter[layer], k, -k)
-            counter[layer] += 1
-            held[layer].append(token)
+                    cache.evict(gone)
+                counter = [count - gone for count in counter]
+                held = [own[:sinks] + own[sinks + gone :] for own in held]
+            for layer in range(layers):
+                with case(layer=layer):
+                    if counter[layer] == SLOTS:
+                        assert theirs.evict(gone, layer) == 0
+                        for cache in caches:
+                            cache.evict(gone, layer)
+                        counter[layer] -= gone
+                        held[layer] = held[layer][:sinks] + held[layer][sinks + gone :]
+                    k = x[layer][token]
+                    q = np.zeros((1, 1, HEADS, DIM), np.float32)
+                    assert not isinstance(theirs.step(layer, counter[layer], q, k, -k), int)
+                    for cache in caches:
+                        cache.write(layer, counter[layer], k, -k)
+                    counter[layer] += 1
+                    held[layer].append(token)
     for layer in range(layers):
-        assert theirs.lib.fa_tq_cache_layer_len(theirs.cache, layer) == len(held[layer]) == counter[layer]
-        right = np.concatenate([x[layer][token] for token in held[layer]], axis=1)
-        for cache in caches:
-            assert_array_equal(np.abs(cache.keys(layer) - right) < 0.1, True, f"{layer=}")
-        assert_array_equal(theirs.dequantize(layer, 0, counter[layer], True), caches[0].keys(layer))
-        assert_array_equal(theirs.dequantize(layer, 0, counter[layer], False), caches[0].values(layer))
+        with case(layer=layer):
+            assert theirs.lib.fa_tq_cache_layer_len(theirs.cache, layer) == len(held[layer]) == counter[layer]
+            right = np.concatenate([x[layer][token] for token in held[layer]], axis=1)
+            for cache in caches:
+                assert_array_equal(np.abs(cache.keys(layer) - right) < 0.1, True, f"{layer=}")
+            assert_array_equal(theirs.dequantize(layer, 0, counter[layer], True), caches[0].keys(layer))
+            assert_array_equal(theirs.dequantize(layer, 0, counter[layer], False), caches[0].values(layer))
 
 
 def test_both_caches_refuse_the_same_calls() -> None:
     theirs = CCache()
     lib, vec = theirs.lib, draw(5, HEADS * DIM)
     for layer, pos in ((LAYERS, 0), (-1, 0), (0, SLOTS), (0, -1)):
-        assert theirs.quantize(layer, pos, vec, True) == lib.FA_TQ_ERR_POSITION
+        with case(layer=layer, pos=pos):
+            assert theirs.quantize(layer, pos, vec, True) == lib.FA_TQ_ERR_POSITION
     vec[3] = np.nan
     assert theirs.quantize(0, 0, vec, True) == lib.FA_TQ_ERR_VALUE
     assert lib.fa_tq_cache_seq_len(theirs.cache) == 0

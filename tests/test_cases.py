@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import loops
 import numpy as np
 import pytest
 from conftest import Run
@@ -72,8 +73,9 @@ def test_cb01_levels_are_converged(case: Case) -> None:
     }
     assert case("cb01_gauss_levels").expected() == known
     for bits, half in known.items():
-        levels = tq.lloyd_max(128, bits, "gaussian").centroids * np.sqrt(128)
-        np.testing.assert_allclose(levels[2**bits // 2 :], half, atol=1e-6, rtol=0)
+        with loops.case(bits=bits, half=half):
+            levels = tq.lloyd_max(128, bits, "gaussian").centroids * np.sqrt(128)
+            np.testing.assert_allclose(levels[2**bits // 2 :], half, atol=1e-6, rtol=0)
     np.testing.assert_allclose(tq.lloyd_max(128, 2, "sphere").centroids[2:], [0.0399916, 0.1330415], atol=2e-5)
     np.testing.assert_allclose(
         tq.lloyd_max(128, 3, "sphere").centroids[4:], [0.0216043, 0.0665856, 0.1181398, 0.1883972], atol=2e-5
@@ -91,7 +93,8 @@ def test_cb01_unconverged_levels_are_named(case: Case, tqtool: Run) -> None:
 def test_cb02_equal_mass_cells_are_named(case: Case, tqtool: Run) -> None:
     x = case("cb02_equal_mass").inputs()["x"]
     for bits, theory in THEORY.items():
-        assert (rel(x, restored(x, bits)) ** 2).mean() == pytest.approx(theory, rel=0.04)
+        with loops.case(bits=bits, theory=theory):
+            assert (rel(x, restored(x, bits)) ** 2).mean() == pytest.approx(theory, rel=0.04)
     outer = case("cb01_gauss_levels").early_stop(0) / np.sqrt(128)
     assert outer[-1] == pytest.approx(0.173926, abs=1e-6)
     result = tqtool("check-codebooks", levels_text(outer), "--dim", 128, "--bits", 4)
@@ -102,9 +105,10 @@ def test_cb02_equal_mass_cells_are_named(case: Case, tqtool: Run) -> None:
 def test_cb03_the_norm_is_kept_and_a_wrong_sigma_is_named(case: Case, tqtool: Run) -> None:
     x = case("cb03_decode_scale").inputs()["x"]
     for rule, ratio in (("norm", 0.98), ("match", 1.0)):
-        y = restored(x, 3, scale_rule=rule)
-        assert (np.linalg.norm(y, axis=1) / np.linalg.norm(x, axis=1)).mean() == pytest.approx(ratio, abs=0.004)
-        assert rel(x, y).mean() == pytest.approx(0.184, abs=0.002)
+        with loops.case(rule=rule, ratio=ratio):
+            y = restored(x, 3, scale_rule=rule)
+            assert (np.linalg.norm(y, axis=1) / np.linalg.norm(x, axis=1)).mean() == pytest.approx(ratio, abs=0.004)
+            assert rel(x, y).mean() == pytest.approx(0.184, abs=0.002)
     wrong = tq.lloyd_max(128, 3, "gaussian").centroids / np.sqrt(2)
     result = tqtool("check-codebooks", levels_text(wrong), "--dim", 128, "--bits", 3)
     assert result.returncode == 1
@@ -121,30 +125,33 @@ def test_ro01_constant_rows_are_spread(case: Case) -> None:
 def test_ro03_every_head_dim_is_exact(case: Case) -> None:
     inputs = case("ro03_head_dim_80").inputs()
     for dim, error, size in ((80, 0.094, 40), (96, 0.094, 48), (160, 0.098, 80)):
-        x = inputs[f"x{dim}"]
-        encoded = tq.encode(x, tq.CodecSpec(dim, 4))
-        assert encoded.codes.shape[-1] == size
-        assert rel(x, tq.decode(encoded)).mean() == pytest.approx(error, abs=0.003)
-        np.testing.assert_allclose(tq.unrotate(tq.rotate(x)), x, atol=3e-6)
+        with loops.case(dim=dim, error=error, size=size):
+            x = inputs[f"x{dim}"]
+            encoded = tq.encode(x, tq.CodecSpec(dim, 4))
+            assert encoded.codes.shape[-1] == size
+            assert rel(x, tq.decode(encoded)).mean() == pytest.approx(error, abs=0.003)
+            np.testing.assert_allclose(tq.unrotate(tq.rotate(x)), x, atol=3e-6)
 
 
 def test_pk01_three_bit_codes_are_one_lsb_stream(case: Case) -> None:
     module = case("pk01_three_bit_bytes")
     for count, size in ((8, 3), (80, 30), (100, 38), (128, 48)):
-        codes = module.idx(count).astype(np.uint8)
-        packed = tq.pack(codes, 3)
-        assert len(packed) == size
-        assert_array_equal(packed, module.lsb(module.idx(count)))
-        assert_array_equal(tq.unpack(packed, 3, count), codes)
+        with loops.case(count=count, size=size):
+            codes = module.idx(count).astype(np.uint8)
+            packed = tq.pack(codes, 3)
+            assert len(packed) == size
+            assert_array_equal(packed, module.lsb(module.idx(count)))
+            assert_array_equal(tq.unpack(packed, 3, count), codes)
     assert tq.pack(module.idx(8).astype(np.uint8), 3).tobytes().hex() == "88c6fa"
     assert tq.pack(module.idx(100).astype(np.uint8), 3)[-1] == 0x06
 
 
 def test_pk03_sizes_are_true(case: Case, tqtool: Run, tmp_path: Path) -> None:
     for dim, bits, norm_bytes, size, bits_per_value, _ in case("pk03_true_bits").rows():
-        stored = vector_bytes(dim, bits, "bf16" if norm_bytes == 2 else "f32")
-        assert stored == size
-        assert 8 * stored / dim == pytest.approx(bits_per_value, abs=1e-4)
+        with loops.case(dim=dim, bits=bits):
+            stored = vector_bytes(dim, bits, "bf16" if norm_bytes == 2 else "f32")
+            assert stored == size
+            assert 8 * stored / dim == pytest.approx(bits_per_value, abs=1e-4)
     assert KVConfig(4, 2).pair_bytes(128, "bf16") == 100
     assert 4 * 64 / KVConfig(4, 2).pair_bytes(64, "bf16") == pytest.approx(4.923, abs=1e-3)
     np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((500, 128)).astype(np.float16))
@@ -202,7 +209,8 @@ def test_nm05_non_finite_values_are_refused_with_both_places(case: Case, tqtool:
     assert tqtool("compress", "k.npy", "--nan", "zero").returncode == 0
     assert tqtool("compress", "clean.npy").returncode == 0
     for name in ("k", "clean"):
-        assert tqtool("decompress", f"{name}.tq.safetensors", "-o", f"{name}.back.npy").returncode == 0
+        with loops.case(name=name):
+            assert tqtool("decompress", f"{name}.tq.safetensors", "-o", f"{name}.back.npy").returncode == 0
     assert_array_equal(np.load(tmp_path / "k.back.npy"), np.load(tmp_path / "clean.back.npy"))
 
 
@@ -219,8 +227,9 @@ def validate_json(tqtool: Run, tmp_path: Path, arrays: dict[str, np.ndarray], *o
 def test_ql01_iid_data_is_shown_as_such(case: Case, tqtool: Run, tmp_path: Path) -> None:
     inputs = case("ql01_iid_is_blind").inputs()
     for bits, expected in ((2, 0.9406), (3, 0.9831), (4, 0.9954)):
-        y = restored(inputs["k"], bits)
-        assert cos(inputs["k"], y).mean() == pytest.approx(expected, abs=0.002)
+        with loops.case(bits=bits, expected=expected):
+            y = restored(inputs["k"], bits)
+            assert cos(inputs["k"], y).mean() == pytest.approx(expected, abs=0.002)
     answer = validate_json(tqtool, tmp_path, inputs)
     assert "iid" in json.dumps([answer["warnings"], answer["diagnosis"]])
 
@@ -264,7 +273,10 @@ def test_ql04_query_heads_share_key_heads_in_blocks(case: Case, tqtool: Run, tmp
     q, k, v = (inputs[name].transpose(0, 2, 1, 3) for name in "qkv")
     out = attention(q, k, v, AttentionConfig(8, 64, kv_heads=2))
     for head in range(8):
-        np.testing.assert_allclose(out[0, :, head], np.broadcast_to(inputs["v"][0, head // 4, 0], (16, 64)), rtol=1e-6)
+        with loops.case(head=head):
+            np.testing.assert_allclose(
+                out[0, :, head], np.broadcast_to(inputs["v"][0, head // 4, 0], (16, 64)), rtol=1e-6
+            )
     answer = validate_json(tqtool, tmp_path, inputs, "-c", "K4/V4")
     assert answer["rows"]
     np.save(tmp_path / "q.npy", inputs["q"][:, :5])
@@ -314,4 +326,5 @@ def test_hd01_the_header_compiles_everywhere_without_a_warning(case: Case, tqtoo
     literals = set(re.findall(r"-?\d+\.\d*(?:e[-+]?\d+)?(?=f\b)", (tmp_path / "cb.h").read_text()))
     for bits in (2, 3, 4):
         for level in tq.lloyd_max(128, bits).tables[1]:
-            assert any(np.float32(literal) == level for literal in literals)
+            with loops.case(bits=bits, level=level):
+                assert any(np.float32(literal) == level for literal in literals)

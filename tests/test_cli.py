@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Run
+from loops import case
 
 import tqtool as package
 from tqtool.cli.app import hoist_global_options
@@ -193,9 +194,10 @@ def test_a_closed_stderr_keeps_nobody_from_the_work(tmp_path: Path) -> None:
     assert closing("2>&-", "siz").returncode == 2
     assert closing("<&-", "inspect", "-").stderr.startswith("tqtool: error[empty-file]: stdin: ")
     for stream in ("/dev/full", "&-"):
-        run = closing(f">{stream}", "compress", str(tmp_path / "kv.npy"), "-o", "-", "-q")
-        assert run.returncode == 4
-        assert run.stderr.splitlines()[-1].startswith("tqtool: error[write]: standard output: ")
+        with case(stream=stream):
+            run = closing(f">{stream}", "compress", str(tmp_path / "kv.npy"), "-o", "-", "-q")
+            assert run.returncode == 4
+            assert run.stderr.splitlines()[-1].startswith("tqtool: error[write]: standard output: ")
 
 
 def test_without_arguments_the_help_is_shown(tqtool: Run) -> None:
@@ -249,11 +251,12 @@ def test_a_second_signal_does_not_stop_the_undoing() -> None:
 
 def test_names_that_are_no_text_or_that_stdout_cannot_spell(tmp_path: Path, tqtool: Run) -> None:
     for name, shown in ((os.fsdecode(b"bad\xff"), r"bad\udcff"), ("\u00fcn\u00ef", r"\xfcn\xef")):
-        with open(tmp_path / f"{name}.npy", "wb") as file:  # noqa: PTH123
-            np.save(file, np.ones((2, 64), np.float32))
-        run = tqtool("compress", f"{name}.npy", env=os.environ | {"PYTHONIOENCODING": "ascii"})
-        assert run.returncode == 0, run.stderr
-        assert run.stdout.startswith(f"{shown}.npy -> {shown}.tq.safetensors: ")
+        with case(name=name, shown=shown):
+            with open(tmp_path / f"{name}.npy", "wb") as file:  # noqa: PTH123
+                np.save(file, np.ones((2, 64), np.float32))
+            run = tqtool("compress", f"{name}.npy", env=os.environ | {"PYTHONIOENCODING": "ascii"})
+            assert run.returncode == 0, run.stderr
+            assert run.stdout.startswith(f"{shown}.npy -> {shown}.tq.safetensors: ")
 
 
 def test_what_acts_on_a_terminal_is_spelled_out() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import case
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import integrate
 
@@ -106,9 +107,10 @@ def test_every_level_is_the_mean_of_its_cell(law: Law, bits: int, dim: int) -> N
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_books_keep_the_residual_rules_everywhere(bits: int, law: Law) -> None:
     for dim in (*range(16, 1025, 56), 972, 1023, 1024):  # 972 and 1024 are the hardest at 5 bits
-        book = lloyd_max(dim, bits, law)
-        assert book.residual <= 1e-12
-        assert book.newton_steps <= 7
+        with case(dim=dim):
+            book = lloyd_max(dim, bits, law)
+            assert book.residual <= 1e-12
+            assert book.newton_steps <= 7
 
 
 @settings(deadline=None, max_examples=60)
@@ -119,9 +121,10 @@ def test_books_are_odd_ascending_and_nearest_neighbour(dim: int, bits: int, law:
     assert len(book.boundaries) == 2**bits - 1
     boundaries32, centroids32 = book.tables
     for table in (book.centroids, book.boundaries, centroids32, boundaries32):
-        assert_array_equal(table, -table[::-1])
-        assert np.all(np.diff(table) > 0)
-        assert not table.flags.writeable
+        with case(table=table):
+            assert_array_equal(table, -table[::-1])
+            assert np.all(np.diff(table) > 0)
+            assert not table.flags.writeable
     assert_allclose(book.boundaries, (book.centroids[1:] + book.centroids[:-1]) / 2, atol=1e-13)
     assert 0 < book.entropy <= bits
     assert book.mse < codebook.variance(dim, law) * 4.0 ** (1 - bits) * 1.1
@@ -134,9 +137,10 @@ def test_no_other_table_has_a_smaller_error(law: Law) -> None:
     assert_allclose(best, 96 * book.mse, rtol=1e-12)
     rng = np.random.default_rng(5)
     for scale in (1e-4, 1e-2):
-        boundaries = book.boundaries + scale * rng.uniform(-1, 1, book.boundaries.shape)
-        centroids = book.centroids + scale * rng.uniform(-1, 1, book.centroids.shape)
-        assert table_error(boundaries, centroids, 96, law) > best
+        with case(scale=scale):
+            boundaries = book.boundaries + scale * rng.uniform(-1, 1, book.boundaries.shape)
+            centroids = book.centroids + scale * rng.uniform(-1, 1, book.centroids.shape)
+            assert table_error(boundaries, centroids, 96, law) > best
 
 
 def test_expected_error_is_what_a_plain_sum_over_the_density_finds() -> None:
@@ -160,18 +164,19 @@ def test_a_table_wider_than_the_interval_is_measured_without_warnings() -> None:
 
 def test_unit_tables_are_the_centred_ones_moved() -> None:
     for unit, centred in zip(lloyd_max(128, 4).unit_tables, lloyd_max(128, 4).tables, strict=True):
-        assert_allclose(2.0 * unit - 1, centred, atol=6e-8)
+        with case(unit=unit, centred=centred):
+            assert_allclose(2.0 * unit - 1, centred, atol=6e-8)
     assert lloyd_max(64, 2).unit_tables[0][1] == 0.5
 
 
-def test_equal_mass_cells_would_cost_what_case_cb02_says() -> None:
+@pytest.mark.parametrize(("bits", "ratio"), [(2, 1.11), (3, 1.45), (4, 2.06)])
+def test_equal_mass_cells_would_cost_what_case_cb02_says(bits: int, ratio: float) -> None:
     """Levels that are means of cells of equal probability: 1.11, 1.45 and 2.06 times the optimum."""
-    for bits, ratio in ((2, 1.11), (3, 1.45), (4, 2.06)):
-        edges = np.array([-12.0, *(_normal_quantile(i / 2**bits) for i in range(1, 2**bits)), 12.0])
-        pdf = np.exp(-edges * edges / 2) / math.sqrt(2 * math.pi)
-        levels = -np.diff(pdf) * 2**bits / math.sqrt(128)
-        cost = table_error((levels[1:] + levels[:-1]) / 2, levels, 128) / lloyd_max(128, bits).distortion
-        assert cost == pytest.approx(ratio, rel=0.02)  # CB02 measured a sample
+    edges = np.array([-12.0, *(_normal_quantile(i / 2**bits) for i in range(1, 2**bits)), 12.0])
+    pdf = np.exp(-edges * edges / 2) / math.sqrt(2 * math.pi)
+    levels = -np.diff(pdf) * 2**bits / math.sqrt(128)
+    cost = table_error((levels[1:] + levels[:-1]) / 2, levels, 128) / lloyd_max(128, bits).distortion
+    assert cost == pytest.approx(ratio, rel=0.02)  # CB02 measured a sample
 
 
 def _normal_quantile(p: float) -> float:
@@ -226,9 +231,10 @@ def test_a_stored_book_is_what_the_solver_gives(dim: int, law: Law, bits: int) -
     assert stored is not None
     ulps = 0 if bits <= 4 else 1  # another SciPy may round a level of a fine table the other way
     for ours, theirs in ((stored.means, fresh.means), (stored.edges, fresh.edges)):
-        assert_allclose(ours * np.sqrt(dim), theirs * np.sqrt(dim), rtol=0, atol=2e-12)
-        apart = np.abs(ours.astype(np.float32).view(np.int32) - theirs.astype(np.float32).view(np.int32))
-        assert apart.max(initial=0) <= ulps
+        with case(ours=ours, theirs=theirs):
+            assert_allclose(ours * np.sqrt(dim), theirs * np.sqrt(dim), rtol=0, atol=2e-12)
+            apart = np.abs(ours.astype(np.float32).view(np.int32) - theirs.astype(np.float32).view(np.int32))
+            assert apart.max(initial=0) <= ulps
     figures = ("mse", "entropy", "distortion")
     assert_allclose([getattr(stored, f) for f in figures], [getattr(fresh, f) for f in figures], rtol=1e-9)
     assert stored.lloyd_steps == fresh.lloyd_steps

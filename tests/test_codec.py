@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import case
 from numpy.testing import assert_array_equal
 
 from tqtool.codec import blocks, reference
@@ -74,10 +75,11 @@ def test_encode_and_decode_follow_the_definition_bit_for_bit(
     restored = decode(encoded)
     boundaries, centroids = spec.book.tables
     for i, vector in enumerate(x):
-        codes, scale, norm = naive.encode(vector, bits, boundaries, centroids, seed=seed, rule=rule)
-        assert encoded.codes[i].tobytes() == codes
-        assert_array_equal(encoded.meta[i], [scale, norm])
-        assert_array_equal(restored[i], naive.decode(codes, scale, dim, bits, centroids, seed=seed))
+        with case(i=i):
+            codes, scale, norm = naive.encode(vector, bits, boundaries, centroids, seed=seed, rule=rule)
+            assert encoded.codes[i].tobytes() == codes
+            assert_array_equal(encoded.meta[i], [scale, norm])
+            assert_array_equal(restored[i], naive.decode(codes, scale, dim, bits, centroids, seed=seed))
 
 
 @given(
@@ -100,9 +102,10 @@ def test_shapes_are_kept_and_each_vector_stands_alone(
     assert encoded.shape == restored.shape == x.shape
     assert encoded.nbytes == spec.vector_bytes * (x.size // dim)
     for i in np.ndindex(*lead):
-        alone = encode(x[i][None], spec)
-        assert_array_equal(alone.codes[0], encoded.codes[i])
-        assert_array_equal(decode(alone)[0], restored[i])
+        with case(i=i):
+            alone = encode(x[i][None], spec)
+            assert_array_equal(alone.codes[0], encoded.codes[i])
+            assert_array_equal(decode(alone)[0], restored[i])
 
 
 @pytest.mark.parametrize("view", ["transposed", "fortran", "strided", "reversed", "broadcast", "big-endian"])

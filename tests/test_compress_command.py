@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Run
+from loops import case
 from numpy.testing import assert_array_equal
 from safetensors.numpy import load_file, save_file
 
@@ -38,7 +39,8 @@ def test_one_line_says_what_it_cost(tmp_path: Path, tqtool: Run, x: AnyArray) ->
     assert run.returncode == 0
     assert run.stdout.startswith("kv.npy -> kv.tq.safetensors: 20.1 KiB -> ")
     for part in ("bits/value", "rel err 0.09", "of theory", "cos 0.99", " p1 ", " min ", " s\n"):
-        assert part in run.stdout
+        with case(part=part):
+            assert part in run.stdout
     assert run.stdout.count("\n") == 1
     back = tqtool("decompress", "kv.tq.safetensors")
     assert back.stdout.startswith("kv.tq.safetensors -> kv.restored.npy: ")
@@ -97,20 +99,22 @@ def test_scale_rules_and_metadata_per_side(tmp_path: Path, tqtool: Run, x: AnyAr
     assert tqtool("compress", "kv.safetensors", *options).returncode == 0
     tensors = load_file(tmp_path / "kv.tq.safetensors")
     for name, bits, rule in (("k", 4, "match"), ("v", 2, "unbiased")):
-        spec = CodecSpec(64, bits, "sphere", rule, "bf16", 5)  # type: ignore[arg-type]
-        encoded = encode(x, spec)
-        assert_array_equal(tensors[f"{name}.codes"], encoded.codes)
-        assert_array_equal(tensors[f"{name}.meta"].view("u2"), encoded.meta.view("u2"))
+        with case(name=name, bits=bits, rule=rule):
+            spec = CodecSpec(64, bits, "sphere", rule, "bf16", 5)  # type: ignore[arg-type]
+            encoded = encode(x, spec)
+            assert_array_equal(tensors[f"{name}.codes"], encoded.codes)
+            assert_array_equal(tensors[f"{name}.meta"].view("u2"), encoded.meta.view("u2"))
 
 
 def test_limits_write_nothing_and_exit_1(tmp_path: Path, tqtool: Run, x: AnyArray) -> None:
     np.save(tmp_path / "kv.npy", x)
     for limit in (["--max-rel-error", "0.05"], ["--min-cosine", "0.999"]):
-        run = tqtool("compress", "kv.npy", *limit)
-        assert run.returncode == 1, run.stderr
-        assert run.stderr.splitlines()[-1].startswith("tqtool: error[limit]: kv.npy: kv: ")
-        assert run.stderr.count("not written") == 1
-        assert names(tmp_path) == ["kv.npy"]
+        with case(limit=limit):
+            run = tqtool("compress", "kv.npy", *limit)
+            assert run.returncode == 1, run.stderr
+            assert run.stderr.splitlines()[-1].startswith("tqtool: error[limit]: kv.npy: kv: ")
+            assert run.stderr.count("not written") == 1
+            assert names(tmp_path) == ["kv.npy"]
     assert tqtool("compress", "kv.npy", "--max-rel-error", "0.2", "--min-cosine", "0.9").returncode == 0
 
 
@@ -126,7 +130,8 @@ def test_nan_to_zero_leaves_the_other_vectors_alone(tmp_path: Path, tqtool: Run,
     clean = load_file(tmp_path / "clean.tq.safetensors")["clean.codes"]
     touched = {(1, 3), (0, 0)}
     for place in np.ndindex(2, 40):
-        assert (place in touched) or (codes[place] == clean[place]).all()
+        with case(place=place):
+            assert (place in touched) or (codes[place] == clean[place]).all()
 
 
 def test_nan_to_zero_does_not_hide_what_else_is_wrong(tmp_path: Path, tqtool: Run, x: AnyArray) -> None:
@@ -156,7 +161,8 @@ def test_warnings_before_encoding(tmp_path: Path, tqtool: Run) -> None:
         "odd.npy: one constant vector holds",
         "turned.npy: last axis 512 > axis of 128: is the vector axis last?",
     ):
-        assert line in run.stderr
+        with case(line=line):
+            assert line in run.stderr
     assert tqtool("compress", "turned.npy", "--axis", "1", "-f").stderr.count("is the vector axis last?") == 0
 
 
@@ -165,7 +171,8 @@ def test_inspect(tmp_path: Path, tqtool: Run, x: AnyArray) -> None:
     tqtool("compress", "kv.safetensors")
     text = tqtool("inspect", "kv.tq.safetensors", "--verify").stdout
     for part in ("format 1.0", "2×40×64", "match", "copied", "every checksum matches"):
-        assert part in text
+        with case(part=part):
+            assert part in text
     document = json.loads(tqtool("inspect", "kv.tq.safetensors", "--json", "--verify").stdout)
     assert [tensor["name"] for tensor in document["tensors"]] == ["steps", "layers.3.key", "layers.3.value"]
     assert document["damage"] == []
@@ -228,22 +235,23 @@ def test_a_stopped_process_leaves_nothing_behind(tmp_path: Path, number: signal.
     lasts = time.perf_counter() - begun
     truth = (tmp_path / "kv.tq.safetensors").read_bytes()
     for share in (0.6, 0.8, 0.95):
-        (tmp_path / "kv.tq.safetensors").unlink(missing_ok=True)
-        process = subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored under a shell's &
-        )
-        time.sleep(share * lasts)
-        process.send_signal(number)
-        process.communicate()
-        assert process.returncode in (0, 130, -number)
-        assert names(tmp_path) in (["kv.npy"], ["kv.npy", "kv.tq.safetensors"])
-        if (tmp_path / "kv.tq.safetensors").exists():
-            assert (tmp_path / "kv.tq.safetensors").read_bytes() == truth
+        with case(share=share):
+            (tmp_path / "kv.tq.safetensors").unlink(missing_ok=True)
+            process = subprocess.Popen(
+                command,
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored under a shell's &
+            )
+            time.sleep(share * lasts)
+            process.send_signal(number)
+            process.communicate()
+            assert process.returncode in (0, 130, -number)
+            assert names(tmp_path) in (["kv.npy"], ["kv.npy", "kv.tq.safetensors"])
+            if (tmp_path / "kv.tq.safetensors").exists():
+                assert (tmp_path / "kv.tq.safetensors").read_bytes() == truth
     assert (tmp_path / "kv.npy").read_bytes() == before
 
 
@@ -251,17 +259,18 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     """`slow/sparse.py` does it with 6 GiB in 1.5 GiB; here 512 MiB may add 64 MiB to what 8 MiB take."""
     peaks = []
     for mib in (8, 512):
-        with (tmp_path / "kv.npy").open("wb") as file:
-            shape = (mib << 11, 128)
-            np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
-            file.truncate(file.tell() + (mib << 20))
-        command = [sys.executable, "-m", "tqtool", "compress", "kv.npy", "-f", "--threads", "2"]
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        process.stdout.read()  # type: ignore[union-attr]
-        _, status, usage = os.wait4(process.pid, 0)
-        process.stdout.close()  # type: ignore[union-attr]
-        process.stderr.close()  # type: ignore[union-attr]
-        process.returncode = os.waitstatus_to_exitcode(status)
-        assert process.returncode == 0
-        peaks.append(usage.ru_maxrss >> 10)
+        with case(mib=mib):
+            with (tmp_path / "kv.npy").open("wb") as file:
+                shape = (mib << 11, 128)
+                np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+                file.truncate(file.tell() + (mib << 20))
+            command = [sys.executable, "-m", "tqtool", "compress", "kv.npy", "-f", "--threads", "2"]
+            process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            process.stdout.read()  # type: ignore[union-attr]
+            _, status, usage = os.wait4(process.pid, 0)
+            process.stdout.close()  # type: ignore[union-attr]
+            process.stderr.close()  # type: ignore[union-attr]
+            process.returncode = os.waitstatus_to_exitcode(status)
+            assert process.returncode == 0
+            peaks.append(usage.ru_maxrss >> 10)
     assert peaks[1] < peaks[0] + 64, peaks

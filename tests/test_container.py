@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import case
 from numpy.testing import assert_array_equal
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -182,8 +183,9 @@ def test_pair_of_a_safetensors_dump(tmp_path: Path, x: AnyArray) -> None:
     decompress(tmp_path / "kv.tq.safetensors", tmp_path / "back.safetensors")
     back = load_file(tmp_path / "back.safetensors")
     for name in ("layers.0.query", "positions", "mask", "scalar"):
-        assert back[name].dtype == tensors[name].dtype
-        assert_array_equal(back[name], tensors[name])
+        with case(name=name):
+            assert back[name].dtype == tensors[name].dtype
+            assert_array_equal(back[name], tensors[name])
     assert_array_equal(back["layers.0.key"], restored(tensors["layers.0.key"]).astype(np.float16))
     value = restored(tensors["layers.0.value"], bits=2).astype(ml_dtypes.bfloat16)
     assert_array_equal(back["layers.0.value"].view(np.uint16), value.view(np.uint16))
@@ -212,15 +214,16 @@ def test_bfloat16_bits(tmp_path: Path, x: AnyArray) -> None:
     """Case FF01: bit patterns are refused as numbers, and give the codes of the decoded values."""
     bits = x.astype(ml_dtypes.bfloat16)
     for name, stored in (("u", bits.view("<u2")), ("b", bits.view("<u2").astype(">u2")), ("v", bits.view("V2"))):
-        np.save(tmp_path / f"{name}.npy", stored)
-        with pytest.raises(tqtool.TqError):
-            compress(tmp_path / f"{name}.npy", tmp_path / f"{name}.tq.safetensors")
-        compress(tmp_path / f"{name}.npy", tmp_path / f"{name}.tq.safetensors", Request(dtype="bf16"))
-        codes = load_file(tmp_path / f"{name}.tq.safetensors")[f"{name}.codes"]
-        assert_array_equal(codes, encode(bits, CodecSpec(64)).codes)
-        decompress(tmp_path / f"{name}.tq.safetensors", tmp_path / "back.npy")
-        back = np.load(tmp_path / "back.npy").view(ml_dtypes.bfloat16)
-        assert_array_equal(back.astype("f4"), restored(bits).astype(ml_dtypes.bfloat16).astype("f4"))
+        with case(name=name):
+            np.save(tmp_path / f"{name}.npy", stored)
+            with pytest.raises(tqtool.TqError):
+                compress(tmp_path / f"{name}.npy", tmp_path / f"{name}.tq.safetensors")
+            compress(tmp_path / f"{name}.npy", tmp_path / f"{name}.tq.safetensors", Request(dtype="bf16"))
+            codes = load_file(tmp_path / f"{name}.tq.safetensors")[f"{name}.codes"]
+            assert_array_equal(codes, encode(bits, CodecSpec(64)).codes)
+            decompress(tmp_path / f"{name}.tq.safetensors", tmp_path / "back.npy")
+            back = np.load(tmp_path / "back.npy").view(ml_dtypes.bfloat16)
+            assert_array_equal(back.astype("f4"), restored(bits).astype(ml_dtypes.bfloat16).astype("f4"))
 
 
 def test_a_norm_that_only_rounding_takes_beyond_the_limit_is_refused_with_its_place(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import case
 from numpy.testing import assert_array_equal
 from safetensors.numpy import save_file
 
@@ -96,24 +97,28 @@ def test_every_layout_order_and_type_gives_the_same_layer(tmp_path: Path, layout
     assert_array_equal(v, -x[0].astype("f4"))
 
 
-def test_boxes_agree_with_numpy(tmp_path: Path, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("fortran", [False, True])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
+def test_boxes_agree_with_numpy(
+    tmp_path: Path, rng: np.random.Generator, order: tuple[int, ...], fortran: bool
+) -> None:
     x = rng.standard_normal((3, 2, 4, 16)).astype("f4")
-    for order in ((0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)):
-        np.save(tmp_path / "x.npy", x.transpose(order))
-        np.save(tmp_path / "f.npy", np.asfortranarray(x.transpose(order)))
-        for name in ("x", "f"):
-            (source,) = open_arrays(tmp_path / f"{name}.npy")
-            source = source.transposed(tuple(np.argsort(order).tolist()))
-            assert source.shape == x.shape
-            for block in (1, 64, 300, 1000, 1 << 20):
-                seen = np.full(x.shape, np.nan, "f4")
-                for box in source.boxes(block):
+    stored = x.transpose(order)
+    np.save(tmp_path / "x.npy", np.asfortranarray(stored) if fortran else stored)
+    (source,) = open_arrays(tmp_path / "x.npy")
+    source = source.transposed(tuple(np.argsort(order).tolist()))
+    assert source.shape == x.shape
+    for block in (1, 64, 300, 1000, 1 << 20):
+        with case(block=block):
+            seen = np.full(x.shape, np.nan, "f4")
+            for box in source.boxes(block):
+                with case(box=box):
                     assert 4 * np.prod([len(r) for r in box]) * 16 <= max(block, 64)
                     seen[tuple(slice(r.start, r.stop) for r in box)] = source.box((*box, range(16)))
-                assert_array_equal(seen, x)
-            taken = source.take(1, 1)
-            assert_array_equal(taken.read(), x[:, 1])
-            assert_array_equal(taken.take(0, 1).read(), x[1, 1])
+            assert_array_equal(seen, x)
+    taken = source.take(1, 1)
+    assert_array_equal(taken.read(), x[:, 1])
+    assert_array_equal(taken.take(0, 1).read(), x[1, 1])
 
 
 def test_restored_copies_do_not_count_beside_their_originals(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -188,13 +193,15 @@ def test_archives_and_layers_of_different_lengths(tmp_path: Path, rng: np.random
     np.savez(tmp_path / "stored.npz", **tensors)
     np.savez_compressed(tmp_path / "packed.npz", **tensors)
     for name in ("cache.safetensors", "stored.npz", "packed.npz"):
-        dump = load_dump(tmp_path / name)
-        assert [(layer.number, layer.k.dim) for layer in dump.layers] == [(2, 64), (5, 128), (9, 96)]
-        for layer in dump.layers:
-            _, k, v = layer.arrays()
-            assert_array_equal(k, tensors[f"model.layers.{layer.number}.key"].astype("f4"))
-            assert_array_equal(v, tensors[f"model.layers.{layer.number}.value"].astype("f4"))
-        assert any("k_proj.weight" in note for note in dump.notes)
+        with case(name=name):
+            dump = load_dump(tmp_path / name)
+            assert [(layer.number, layer.k.dim) for layer in dump.layers] == [(2, 64), (5, 128), (9, 96)]
+            for layer in dump.layers:
+                with case(layer=layer.number):
+                    _, k, v = layer.arrays()
+                    assert_array_equal(k, tensors[f"model.layers.{layer.number}.key"].astype("f4"))
+                    assert_array_equal(v, tensors[f"model.layers.{layer.number}.value"].astype("f4"))
+            assert any("k_proj.weight" in note for note in dump.notes)
 
 
 def test_an_archive_that_promises_more_than_it_holds(tmp_path: Path) -> None:
@@ -223,15 +230,17 @@ def test_the_captured_dumps() -> None:
     dump = load_dump(SHARED / "dumps/smollm2-135m/kv")
     assert [layer.number for layer in dump.layers] == [0, 1, 10, 20, 29]
     for layer in dump.layers:
-        found = (layer.kv_heads, layer.query_heads, layer.k.dim, layer.queries, layer.claims.scaling)
-        assert found == (3, 9, 64, 256, 0.125)
+        with case(layer=layer.number):
+            found = (layer.kv_heads, layer.query_heads, layer.k.dim, layer.queries, layer.claims.scaling)
+            assert found == (3, 9, 64, 256, 0.125)
     other = load_dump(SHARED / "dumps/qwen2-tiny-hd64/kv")
     stacked = load_dump(
         k=SHARED / "dumps/qwen2-tiny-hd64/kv_stacked_k.npy", v=SHARED / "dumps/qwen2-tiny-hd64/kv_stacked_v.npy"
     )
     for one, two in zip(other.layers, stacked.layers, strict=True):
         for a, b in zip(one.arrays()[1:], two.arrays()[1:], strict=True):
-            assert_array_equal(a, b)
+            with case(layer=one.number):
+                assert_array_equal(a, b)
     whole = load_dump(SHARED / "dumps/smollm2-135m/past_key_values.safetensors")
     assert [layer.number for layer in whole.layers] == list(range(30))
     _, k, _ = whole.layers[10].arrays()

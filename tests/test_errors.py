@@ -10,6 +10,7 @@ from multiprocessing import get_context
 from typing import Any
 
 import pytest
+from loops import case
 
 from tqtool import errors
 from tqtool.errors import InputError, TqError
@@ -38,10 +39,11 @@ def test_every_class_is_there() -> None:
 @pytest.mark.parametrize("sending", SENDINGS)
 def test_an_error_arrives_whole(kind: type[TqError], sending: str) -> None:
     for error in (kind("k.npy: bad", code="shape", hint="save it", path="k.npy"), kind("bad", code="shape")):
-        error.add_note("noted on the way")
-        arrived = SENDINGS[sending](error)
-        assert facts(arrived) == facts(error)
-        assert arrived.__notes__ == ["noted on the way"]
+        with case(error=error):
+            error.add_note("noted on the way")
+            arrived = SENDINGS[sending](error)
+            assert facts(arrived) == facts(error)
+            assert arrived.__notes__ == ["noted on the way"]
 
 
 def fail(number: int) -> int:

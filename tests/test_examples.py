@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import case
 from numpy.typing import NDArray
 
 from tqtool.attention.cache import KVCache, TurboQuantCache
@@ -82,12 +83,13 @@ def test_the_llama_adapter_is_the_engines_arrays_at_every_step() -> None:
     exact = LlamaCache(KVCache(**SIZES, max_seq_len=8), 8, CONFIG)
     packed = LlamaCache(TurboQuantCache(KVConfig(8, 8), **SIZES, max_seq_len=8), 8, CONFIG)
     for pos in range(30):
-        for cache in (exact, packed):
-            cache.store(0, pos, k[:, pos], v[:, pos])
-        window = np.s_[:, max(0, pos - 7) : pos + 1]  # the order does not matter to softmax
-        expected = engine_attention(q[:, pos], k[window], v[window], CONFIG.score_scale)
-        np.testing.assert_allclose(exact.attend(0, pos, q[:, pos]), expected, atol=EXACT)
-        np.testing.assert_allclose(packed.attend(0, pos, q[:, pos]), expected, atol=0.05)
+        with case(pos=pos):
+            for cache in (exact, packed):
+                cache.store(0, pos, k[:, pos], v[:, pos])
+            window = np.s_[:, max(0, pos - 7) : pos + 1]  # the order does not matter to softmax
+            expected = engine_attention(q[:, pos], k[window], v[window], CONFIG.score_scale)
+            np.testing.assert_allclose(exact.attend(0, pos, q[:, pos]), expected, atol=EXACT)
+            np.testing.assert_allclose(packed.attend(0, pos, q[:, pos]), expected, atol=0.05)
 
 
 @pytest.mark.usefixtures("examples")
@@ -99,20 +101,22 @@ def test_block_choice_is_attention_over_these_blocks() -> None:
     packed = module.BlockSparse(TurboQuantCache(KVConfig(8, 8), **SIZES, max_seq_len=256), 256)
     offset = 0  # tokens evicted so far
     for pos in range(400):
-        before = exact.cache.seq_len
-        for sparse in (exact, packed):
-            sparse.append(k[:, pos], v[:, pos])
-        offset += before + 1 - exact.cache.seq_len
-        slots = exact.choose(q[:, pos])
-        columns = np.broadcast_to(slots[:, None] if slots.ndim == 1 else slots, (len(slots), 2))
-        assert columns[-1, 0] == pos - offset
-        outs = [sparse.attend(q[:, pos], CONFIG, slots) for sparse in (exact, packed)]
-        for head in range(2):
-            chosen: list[Any] = [x[head, columns[:, head] + offset][None, :, None] for x in (k, v)]
-            part = np.s_[head * 3 : head * 3 + 3]
-            alone = attention(q[part, pos][None, None], *chosen, AttentionConfig(3, 32, 1))[0, 0]
-            np.testing.assert_allclose(outs[0][part], alone, atol=EXACT)
-            np.testing.assert_allclose(outs[1][part], alone, atol=0.05)
+        with case(pos=pos):
+            before = exact.cache.seq_len
+            for sparse in (exact, packed):
+                sparse.append(k[:, pos], v[:, pos])
+            offset += before + 1 - exact.cache.seq_len
+            slots = exact.choose(q[:, pos])
+            columns = np.broadcast_to(slots[:, None] if slots.ndim == 1 else slots, (len(slots), 2))
+            assert columns[-1, 0] == pos - offset
+            outs = [sparse.attend(q[:, pos], CONFIG, slots) for sparse in (exact, packed)]
+            for head in range(2):
+                with case(head=head):
+                    chosen: list[Any] = [x[head, columns[:, head] + offset][None, :, None] for x in (k, v)]
+                    part = np.s_[head * 3 : head * 3 + 3]
+                    alone = attention(q[part, pos][None, None], *chosen, AttentionConfig(3, 32, 1))[0, 0]
+                    np.testing.assert_allclose(outs[0][part], alone, atol=EXACT)
+                    np.testing.assert_allclose(outs[1][part], alone, atol=0.05)
     assert offset == 160
     assert len(exact.sums) == 8
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Run
+from loops import case
 
 from tqtool.codec import reference
 from tqtool.codec.golden import golden, golden_rows, on_boundary
@@ -134,7 +135,8 @@ def test_fast_math_is_refused_by_the_compiler(tmp_path: Path) -> None:
 def test_the_exported_runtime_is_the_one_that_runs_here() -> None:
     files = export_files((64,), (2,))
     for name in ("turboquant.h", "turboquant.c", "turboquant_kernels.h", "turboquant_avx512.h"):
-        assert files[name] == (Path(runtime.__file__).parent / name).read_text("utf-8")
+        with case(name=name):
+            assert files[name] == (Path(runtime.__file__).parent / name).read_text("utf-8")
 
 
 def test_the_folder_depends_on_nothing_but_its_options() -> None:

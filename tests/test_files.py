@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from loops import case
 
 from tqtool import files, rawfiles
 from tqtool.dumps import inputs
@@ -61,9 +62,10 @@ def test_every_way_of_publishing(tmp_path: Path, links: bool, unnamed: bool, mon
         monkeypatch.setattr(os, "link", no_links)
     target = tmp_path / "out"
     for content, force in ((b"one", False), (b"two", True)):
-        with files.write_atomically(target, force=force) as file:
-            file.write(content)
-        assert target.read_bytes() == content
+        with case(content=content, force=force):
+            with files.write_atomically(target, force=force) as file:
+                file.write(content)
+            assert target.read_bytes() == content
     refusal(OutputError, "exists", target)
     assert names(tmp_path) == ["out"]
     umask = os.umask(0)
@@ -226,11 +228,12 @@ def test_inputs_are_named_when_they_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     cases = {"kc.npy": "not-found", "": "is-directory", "empty": "empty-file", "nul\0": "unreadable"}
     for name, code in cases.items():
-        with pytest.raises(InputError) as caught:
-            inputs.open_input(f"{tmp_path}/{name}")
-        assert caught.value.code == code
-        if code == "not-found":
-            assert caught.value.hint == f"did you mean {tmp_path / 'kv.npy'}?"
+        with case(name=name):
+            with pytest.raises(InputError) as caught:
+                inputs.open_input(f"{tmp_path}/{name}")
+            assert caught.value.code == code
+            if code == "not-found":
+                assert caught.value.hint == f"did you mean {tmp_path / 'kv.npy'}?"
 
 
 def test_a_pipe_becomes_seekable() -> None:

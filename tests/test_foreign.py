@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import case
 from numpy.testing import assert_allclose, assert_array_equal
 
 from tqtool.codec.codebook import lloyd_max
@@ -99,7 +100,8 @@ def test_other_lists_are_not_taken_for_tables(text: str) -> None:
 @given(st.text(alphabet="{}[]()<>,;=\"'#/*\\+-.0123456789eExXpPfaFLT_MAX \n", max_size=80))
 def test_no_text_breaks_the_reader(text: str) -> None:
     for table in parse_tables(text):
-        assert np.all(np.diff(table.levels) > 0)
+        with case(table=table):
+            assert np.all(np.diff(table.levels) > 0)
 
 
 def test_whole_numbers_are_levels_where_there_is_no_other_list() -> None:
@@ -133,9 +135,10 @@ def test_our_own_header_is_read_row_by_row() -> None:
     assert [(table.dim, table.bits) for table in tables] == expected
     assert {table.law for table in tables} == {"gaussian"}
     for table, (dim, bits) in zip(tables[6:], expected[6:], strict=True):
-        book = lloyd_max(dim, bits, "gaussian")
-        assert_array_equal(table.levels.astype(np.float32), book.tables[1])
-        assert_array_equal(np.asarray(table.boundaries, np.float32), book.tables[0])
+        with case(dim=dim, bits=bits):
+            book = lloyd_max(dim, bits, "gaussian")
+            assert_array_equal(table.levels.astype(np.float32), book.tables[1])
+            assert_array_equal(np.asarray(table.boundaries, np.float32), book.tables[0])
 
 
 # Judging
@@ -148,9 +151,10 @@ def test_our_own_tables_cost_nothing_in_every_form(tmp_path: Path, law, dim: int
     (tmp_path / "t.json").write_text(codebook_json(books))
     header = codebook_header((dim,), (1, 2, 3, 4), law)
     for table in (*read_tables(tmp_path / "t.json"), *parse_tables(header)):
-        found = appraise(table)
-        assert (found.law, found.cause) == (law, "none")
-        assert abs(found.excess) < 1e-7
+        with case(table=table):
+            found = appraise(table)
+            assert (found.law, found.cause) == (law, "none")
+            assert abs(found.excess) < 1e-7
 
 
 def test_npz_is_read_with_length_and_law_from_the_names(tmp_path: Path) -> None:
@@ -267,13 +271,14 @@ def test_noise_is_not_explained_away() -> None:
 )
 def test_any_levels_are_judged_without_warnings(levels: list[float], dim: int | None) -> None:
     for table in parse_tables(json.dumps({"x": sorted(levels), "y": "z"})):
-        try:
-            found = appraise(table, dim=dim)
-        except UsageError:
-            assert dim is None
-        else:
-            assert found.excess > -1e-9
-            assert math.isfinite(found.excess)
+        with case(table=table):
+            try:
+                found = appraise(table, dim=dim)
+            except UsageError:
+                assert dim is None
+            else:
+                assert found.excess > -1e-9
+                assert math.isfinite(found.excess)
 
 
 def test_a_table_without_a_length_is_refused_with_a_guess() -> None:
@@ -336,12 +341,13 @@ def test_check_codebooks_accepts_our_own_files_from_standard_input(tqtool) -> No
     books = [lloyd_max(dim, bits, "beta") for dim in (80, 128) for bits in (2, 3, 4)]
     texts = {"c-header": codebook_header((80, 128), (2, 3, 4)).encode(), "json": codebook_json(books).encode()}
     for form, data in (*texts.items(), ("npz", codebook_npz(books))):
-        done = tqtool("check-codebooks", "-", "--tolerance", "1e-4", "--json", input=data, text=False)
-        assert done.returncode == 0, done.stderr
-        document = json.loads(done.stdout)
-        assert document["passed"] is True
-        assert {table["cause"] for table in document["tables"]} == {"none"}
-        assert len(document["tables"]) == (12 if form == "c-header" else 6)
+        with case(form=form):
+            done = tqtool("check-codebooks", "-", "--tolerance", "1e-4", "--json", input=data, text=False)
+            assert done.returncode == 0, done.stderr
+            document = json.loads(done.stdout)
+            assert document["passed"] is True
+            assert {table["cause"] for table in document["tables"]} == {"none"}
+            assert len(document["tables"]) == (12 if form == "c-header" else 6)
 
 
 def test_negative_levels_are_not_options(tqtool) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loops import case
 
 from tqtool.errors import InputError, UsageError
 from tqtool.report.gates import (
@@ -53,13 +54,15 @@ def with_metric(row: Row, metric: str, **changes: float | int | str) -> Row:
 
 
 def test_levels_name_known_metrics_and_tighten_from_lenient_to_strict() -> None:
-    for limits in LEVELS.values():
-        assert [limit.metric for limit in limits] == [limit.metric for limit in LEVELS["strict"]]
-        assert all(split_metric(limit.metric)[0] in METRICS for limit in limits)
+    for level, limits in LEVELS.items():
+        with case(level=level):
+            assert [limit.metric for limit in limits] == [limit.metric for limit in LEVELS["strict"]]
+            assert all(split_metric(limit.metric)[0] in METRICS for limit in limits)
     for strict, balanced, lenient in zip(*LEVELS.values(), strict=True):
-        order = [strict.value, balanced.value, lenient.value]
-        assert order == sorted(order, reverse=strict.relation == ">=")
-        assert len(set(order)) == 3
+        with case(metric=strict.metric):
+            order = [strict.value, balanced.value, lenient.value]
+            assert order == sorted(order, reverse=strict.relation == ">=")
+            assert len(set(order)) == 3
 
 
 @pytest.mark.parametrize(("name", "passes"), [("gaussian", True), ("correlated", True), ("sink", True)])
@@ -88,7 +91,8 @@ def test_a_broken_key_side_never_passes_by_its_cosine() -> None:
     report = validate([from_arrays(k, v, q)], Params(("K2/V8",)))
     assert report.rows[1].metrics["cos"].mean > 0.99
     for level in ("strict", "balanced", "lenient"):
-        assert not decide(level, LEVELS[level], report.rows, report.sources).passed  # type: ignore[index]
+        with case(level=level):
+            assert not decide(level, LEVELS[level], report.rows, report.sources).passed  # type: ignore[index]
 
 
 def test_the_failure_line_names_metric_value_limit_layer_and_head(row: Row, source: Source) -> None:
@@ -134,9 +138,10 @@ def test_proxy_queries_pass_no_gate(row: Row, source: Source) -> None:
 def test_words_never_promise_more_than_was_measured(row: Row, source: Source) -> None:
     for made in (replace(source, kind="synthetic"), replace(source, kind="dump"), replace(source, iid=True)):
         for level in ("strict", "balanced", "lenient", "none"):
-            words = verdict(replace(row, level=level), made)  # type: ignore[arg-type]
-            assert "safe" not in words.lower()
-            assert "quality" not in words.lower()
+            with case(kind=made.kind, iid=made.iid, level=level):
+                words = verdict(replace(row, level=level), made)  # type: ignore[arg-type]
+                assert "safe" not in words.lower()
+                assert "quality" not in words.lower()
     assert verdict(row, source).startswith("implementation healthy on synthetic data")
     assert verdict(row, replace(source, kind="dump", iid=False)).startswith("attention fidelity")
 
@@ -162,7 +167,7 @@ def test_rows_take_the_gravest_status_of_their_checks(gaussian: Report) -> None:
 def test_limits_are_read_from_options(row: Row) -> None:
     assert parse_limits(["cos_p01=0.9", " kl = 1e-2"], ">=") == (Limit("cos_p01", ">=", 0.9), Limit("kl", ">=", 0.01))
     for text in ("cos", "cos=", "cos=high", "cos=nan", "cos=inf", "=1"):
-        with pytest.raises(UsageError):
+        with case(text=text), pytest.raises(UsageError):
             parse_limits([text], ">=")
     with pytest.raises(UsageError, match="no metric 'cosine'"):
         parse_limits(["cosine=0.9"], ">=")

@@ -9,6 +9,7 @@ from pathlib import Path
 import faults
 import numpy as np
 import pytest
+from loops import case
 
 from tqtool.container.decompression import check_damage, restore, select
 from tqtool.container.format import open_container
@@ -28,9 +29,10 @@ def same(path: Path, golden: Path) -> None:
     ):
         assert set(got.files) == set(truth.files)
         for name in truth.files:
-            assert got[name].dtype == truth[name].dtype
-            assert got[name].shape == truth[name].shape
-            assert got[name].tobytes() == truth[name].tobytes(), name
+            with case(name=name):
+                assert got[name].dtype == truth[name].dtype
+                assert got[name].shape == truth[name].shape
+                assert got[name].tobytes() == truth[name].tobytes(), name
 
 
 def test_there_is_a_file_of_format_1_0() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loops import case
 from numpy.testing import assert_array_equal
 
 from tqtool.codec.codebook import lloyd_max
@@ -115,18 +116,23 @@ def test_a_compiled_program_reads_every_literal_exactly(tmp_path: Path, header: 
 
     books = [lloyd_max(dim, bits) for dim in (64, 96, 128, 160) for bits in (2, 3, 4)]
     for name, begin in (("unit", 0), ("centered", 13)):
-        payload = b""
-        for line, book in zip(lines[begin : begin + 12], books, strict=True):
-            domain, bits, levels, *words = line.split()
-            assert (domain, int(bits), int(levels)) == (name, book.bits, 2**book.bits)
-            values = np.array([int(word, 16) for word in words], np.uint32).view(np.float32)
-            tables = book.unit_tables if name == "unit" else book.tables
-            for found, table, padding in zip((values[:15], values[15:]), tables, (3.40282347e38, 0), strict=True):
-                assert_array_equal(found[: len(table)], table)
-                assert_array_equal(found[len(table) :], np.float32(padding))
-            payload += struct.pack("<3i", book.dim, book.bits, 2**book.bits) + values.astype("<f4").tobytes()
-        stated, computed = lines[begin + 12].split()[2:]
-        assert int(stated, 16) == int(computed, 16) == zlib.crc32(payload)
+        with case(domain=name):
+            payload = b""
+            for line, book in zip(lines[begin : begin + 12], books, strict=True):
+                with case(dim=book.dim, bits=book.bits):
+                    domain, bits, levels, *words = line.split()
+                    assert (domain, int(bits), int(levels)) == (name, book.bits, 2**book.bits)
+                    values = np.array([int(word, 16) for word in words], np.uint32).view(np.float32)
+                    tables = book.unit_tables if name == "unit" else book.tables
+                    for found, table, padding in zip(
+                        (values[:15], values[15:]), tables, (3.40282347e38, 0), strict=True
+                    ):
+                        with case(size=len(table)):
+                            assert_array_equal(found[: len(table)], table)
+                            assert_array_equal(found[len(table) :], np.float32(padding))
+                    payload += struct.pack("<3i", book.dim, book.bits, 2**book.bits) + values.astype("<f4").tobytes()
+            stated, computed = lines[begin + 12].split()[2:]
+            assert int(stated, 16) == int(computed, 16) == zlib.crc32(payload)
     assert lines[26] == "lookup 8 0 -1 1 1"
 
 
@@ -150,8 +156,9 @@ def test_every_literal_of_every_supported_length_reads_back(law: str) -> None:
     for domain in ("unit_tables", "tables"):
         for dim, bits in itertools.product(supported_dims()[::7], (1, 2, 3, 4)):
             for table, size in zip(getattr(lloyd_max(dim, bits, law), domain), (15, 16), strict=True):  # type: ignore[arg-type]
-                row = [np.float32(next(literals)) for _ in range(size)]
-                assert_array_equal(row[: len(table)], table)
+                with case(domain=domain, dim=dim, bits=bits, size=size):
+                    row = [np.float32(next(literals)) for _ in range(size)]
+                    assert_array_equal(row[: len(table)], table)
     assert next(literals, None) is None
 
 
@@ -226,11 +233,11 @@ def test_check_and_diff_say_whether_a_header_is_stale(tqtool, tmp_path: Path, he
     assert (tmp_path / "t.h").read_text().count("0.50001f") == 1  # nothing was written
 
 
-def test_every_format_is_the_same_from_run_to_run(tqtool) -> None:
-    for form in ("json", "npz"):  # of the C header, the tracked file is the witness
-        options = ("gen-codebooks", "--dims", "80", "--bits", "1,4", "--format", form, "-o", "a." + form)
-        assert tqtool(*options).returncode == 0
-        assert tqtool(*options, "--check").returncode == 0
+@pytest.mark.parametrize("form", ["json", "npz"])  # of the C header, the tracked file is the witness
+def test_every_format_is_the_same_from_run_to_run(tqtool, form: str) -> None:
+    options = ("gen-codebooks", "--dims", "80", "--bits", "1,4", "--format", form, "-o", "a." + form)
+    assert tqtool(*options).returncode == 0
+    assert tqtool(*options, "--check").returncode == 0
 
 
 def test_json_and_npz_hold_the_tables_in_float64(tqtool, tmp_path: Path) -> None:
@@ -244,8 +251,9 @@ def test_json_and_npz_hold_the_tables_in_float64(tqtool, tmp_path: Path) -> None
         for table in document["tables"]:
             book = lloyd_max(table["dim"], table["bits"], "sphere")
             for kind in ("boundaries", "centroids"):
-                assert_array_equal(table[kind], getattr(book, kind))
-                assert_array_equal(arrays[f"sphere_d{book.dim}_b{book.bits}_{kind}"], table[kind])
+                with case(dim=book.dim, bits=book.bits, kind=kind):
+                    assert_array_equal(table[kind], getattr(book, kind))
+                    assert_array_equal(arrays[f"sphere_d{book.dim}_b{book.bits}_{kind}"], table[kind])
 
 
 def test_the_header_on_stdout_is_only_the_header(tqtool, header: str) -> None:

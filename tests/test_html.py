@@ -5,6 +5,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from loops import case
 from reports import sample_report
 
 from tqtool.rendering.report.html import MAP_METRICS, PAGE_CELLS, compact, report_data, report_html
@@ -102,7 +103,8 @@ def test_every_choice_shows_exactly_one_heat_map(text: str, page: Page) -> None:
     ]
     assert sorted(shown) == sorted([f"c{c}", f"m{m}"] for c in range(len(configs)) for m in range(len(metrics)))
     for radio in radios:
-        assert text.count(f":has(#{radio}:checked)") == 1
+        with case(radio=radio):
+            assert text.count(f":has(#{radio}:checked)") == 1
 
 
 def test_every_point_of_a_plot_can_be_reached_and_read(page: Page) -> None:
@@ -133,8 +135,9 @@ def test_points_ticks_and_labels_of_a_plot_stay_inside() -> None:
     assert panel is not None
     assert [limit.label for limit in panel.limits] == ["balanced 0.02"]
     for point in panel.points:
-        assert LEFT <= point.x <= panel.right
-        assert TOP <= point.high <= point.y <= point.low <= panel.bottom
+        with case(point=point):
+            assert LEFT <= point.x <= panel.right
+            assert TOP <= point.high <= point.y <= point.low <= panel.bottom
     by_name = {point.config: point for point in panel.points}
     assert by_name["K2/V2"].y < by_name["K3/V3"].y < by_name["K4/V4"].y < by_name["q8_0"].y  # up is worse
     assert by_name["K2/V2"].x < by_name["K4/V4"].x < by_name["q8_0"].x
@@ -164,4 +167,5 @@ def test_the_schema_accepts_a_report_and_refuses_a_damaged_one() -> None:
     plain = json.loads(report_to_json(sample_report()))
     validator.validate(plain | {"added_later": 1})
     for damage in ({"rows": None}, {"schema": "tqtool.validate/2"}, {"gate": {}}, {"run": {"seconds": 8.4}}):
-        assert not validator.is_valid(plain | damage)
+        with case(damage=damage):
+            assert not validator.is_valid(plain | damage)

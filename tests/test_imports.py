@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from loops import case
 
 import tqtool
 
@@ -127,6 +128,7 @@ def test_each_library_has_its_owner(part: str, owners: set[str]) -> None:
 
 def test_every_public_name_loads() -> None:
     for name in tqtool.__all__:
-        assert getattr(tqtool, name) is not None
+        with case(name=name):
+            assert getattr(tqtool, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'quantise'"):
         tqtool.quantise  # noqa: B018

@@ -15,6 +15,7 @@ import pytest
 from conftest import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import case
 from numpy.testing import assert_allclose
 
 from tqtool.codec.codec import decode, encode
@@ -138,9 +139,10 @@ def test_a_layer_is_measured_as_it_is_alone(kinds: list[str], data: st.DataObjec
     params = Params(("K3/V2",), residual_window=data.draw(st.sampled_from([0, 3])), bootstrap_draws=10)
     together = validate([dataset_of(layers)], params)
     for i, (kvq, facts) in enumerate(layers):
-        alone = validate([from_arrays(*kvq, facts=facts)], params)
-        one, other = layer_values(together, i).values, layer_values(alone, 0).values
-        assert_allclose([one[metric] for metric in other], list(other.values()), rtol=0)
+        with case(i=i):
+            alone = validate([from_arrays(*kvq, facts=facts)], params)
+            one, other = layer_values(together, i).values, layer_values(alone, 0).values
+            assert_allclose([one[metric] for metric in other], list(other.values()), rtol=0)
 
 
 @pytest.mark.parametrize("name", ["window", "chunk"])
@@ -387,7 +389,8 @@ def test_sequences_of_a_batch_have_the_sinks_of_their_heads(tmp_path: Path) -> N
     report = validate([from_dump(load_dump(folder, layout="bhtd"))], Params(("K3/V2",)))
     both = [referee(k[b], v[b], q[b], (3, 2), {"sinks": sinks}) for b in range(2)]
     for metric in ("n_eff", "kl", "cos"):
-        assert_allclose(layer_values(report, 0).values[metric], np.mean([x[metric] for x in both]), rtol=1e-6)
+        with case(metric=metric):
+            assert_allclose(layer_values(report, 0).values[metric], np.mean([x[metric] for x in both]), rtol=1e-6)
 
 
 def test_keys_standing_in_for_queries_have_no_sinks(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import case
 from numpy.testing import assert_allclose
 
 from tqtool.validation import metrics
@@ -30,28 +31,32 @@ def test_metrics_of_weights_agree_with_plain_loops(data: dict[str, np.ndarray]) 
     rest, other_rest = metrics.without_first(top, 1, 8), metrics.without_first(other_top, 1, 8)
     seen = np.full(QUERIES, KEYS)
     for i in range(QUERIES):
-        p, o = naive.softmax(s[i].tolist()), naive.softmax(t[i].tolist())
-        assert_allclose(exact.p[i], p, rtol=1e-13)
-        assert_allclose(metrics.kl(exact, ratio)[i], naive.kl(p, o), rtol=1e-11)
-        without = metrics.kl_without(exact, other, ratio, 2)[i]
-        assert_allclose(without, naive.kl(naive.renormalised(p, 2), naive.renormalised(o, 2)), rtol=1e-10)
-        assert_allclose(metrics.sigma_a(exact, ratio)[i], naive.sigma_a(p, s[i].tolist(), t[i].tolist()), rtol=1e-11)
-        assert_allclose(metrics.tv(exact, other)[i], naive.tv(p, o), rtol=1e-11)
-        assert_allclose(metrics.n_eff(exact)[i], naive.n_eff(p), rtol=1e-12)
-        assert_allclose(metrics.mass_8(exact, top, other_top, seen)[i], naive.mass_8(p, o), rtol=1e-12)
-        assert_allclose(metrics.mass_8(exact, rest, other_rest, seen)[i], naive.mass_8(p[1:], o[1:]), rtol=1e-12)
-        noise = metrics.score_noise(exact, data["q"], data["k"])[i]
-        assert_allclose(noise, naive.score_noise(p, data["q"][i].tolist(), data["k"].tolist()), rtol=1e-12)
-        readout = metrics.readout_noise(exact, data["v"], exact.p @ data["v"])[i]
-        assert_allclose(readout, naive.readout_noise(p, data["v"].tolist()), rtol=1e-12)
+        with case(i=i):
+            p, o = naive.softmax(s[i].tolist()), naive.softmax(t[i].tolist())
+            assert_allclose(exact.p[i], p, rtol=1e-13)
+            assert_allclose(metrics.kl(exact, ratio)[i], naive.kl(p, o), rtol=1e-11)
+            without = metrics.kl_without(exact, other, ratio, 2)[i]
+            assert_allclose(without, naive.kl(naive.renormalised(p, 2), naive.renormalised(o, 2)), rtol=1e-10)
+            assert_allclose(
+                metrics.sigma_a(exact, ratio)[i], naive.sigma_a(p, s[i].tolist(), t[i].tolist()), rtol=1e-11
+            )
+            assert_allclose(metrics.tv(exact, other)[i], naive.tv(p, o), rtol=1e-11)
+            assert_allclose(metrics.n_eff(exact)[i], naive.n_eff(p), rtol=1e-12)
+            assert_allclose(metrics.mass_8(exact, top, other_top, seen)[i], naive.mass_8(p, o), rtol=1e-12)
+            assert_allclose(metrics.mass_8(exact, rest, other_rest, seen)[i], naive.mass_8(p[1:], o[1:]), rtol=1e-12)
+            noise = metrics.score_noise(exact, data["q"], data["k"])[i]
+            assert_allclose(noise, naive.score_noise(p, data["q"][i].tolist(), data["k"].tolist()), rtol=1e-12)
+            readout = metrics.readout_noise(exact, data["v"], exact.p @ data["v"])[i]
+            assert_allclose(readout, naive.readout_noise(p, data["v"].tolist()), rtol=1e-12)
 
 
 def test_metrics_of_outputs_agree_with_plain_loops(data: dict[str, np.ndarray]) -> None:
     x, y = data["q"], data["q"] + 0.1 * data["k"][:QUERIES]
     for i in range(QUERIES):
-        assert_allclose(metrics.cosine(x, y)[i], naive.cosine(x[i].tolist(), y[i].tolist()), rtol=1e-13)
-        assert_allclose(metrics.rel_err(x, y)[i], naive.rel_err(x[i].tolist(), y[i].tolist()), rtol=1e-13)
-        assert_allclose(metrics.norm_ratio(x, y)[i], naive.norm(y[i].tolist()) / naive.norm(x[i].tolist()))
+        with case(i=i):
+            assert_allclose(metrics.cosine(x, y)[i], naive.cosine(x[i].tolist(), y[i].tolist()), rtol=1e-13)
+            assert_allclose(metrics.rel_err(x, y)[i], naive.rel_err(x[i].tolist(), y[i].tolist()), rtol=1e-13)
+            assert_allclose(metrics.norm_ratio(x, y)[i], naive.norm(y[i].tolist()) / naive.norm(x[i].tolist()))
 
 
 def test_unseen_keys_count_for_nothing(data: dict[str, np.ndarray]) -> None:
@@ -60,11 +65,12 @@ def test_unseen_keys_count_for_nothing(data: dict[str, np.ndarray]) -> None:
     other = metrics.attention_weights(data["t"].copy(), seen)
     ratio = metrics.log_ratio(exact, other)
     for i in range(QUERIES):
-        p, o = (naive.softmax(x[i, seen[i]].tolist()) for x in (data["s"], data["t"]))
-        assert (exact.p[i, ~seen[i]] == 0).all()
-        assert_allclose(metrics.kl(exact, ratio)[i], naive.kl(p, o), rtol=1e-11)
-        assert_allclose(metrics.tv(exact, other)[i], naive.tv(p, o), rtol=1e-11)
-        assert_allclose(metrics.n_eff(exact)[i], naive.n_eff(p), rtol=1e-12)
+        with case(i=i):
+            p, o = (naive.softmax(x[i, seen[i]].tolist()) for x in (data["s"], data["t"]))
+            assert (exact.p[i, ~seen[i]] == 0).all()
+            assert_allclose(metrics.kl(exact, ratio)[i], naive.kl(p, o), rtol=1e-11)
+            assert_allclose(metrics.tv(exact, other)[i], naive.tv(p, o), rtol=1e-11)
+            assert_allclose(metrics.n_eff(exact)[i], naive.n_eff(p), rtol=1e-12)
 
 
 @given(st.integers(0, 10_000), st.floats(-50, 50))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from loops import case
 from numpy.testing import assert_array_equal
 
 from tqtool.codec.packing import pack, unpack
@@ -39,7 +40,8 @@ def test_pack_is_one_little_endian_number_a_row_and_unpack_inverts_it(
     packed = pack(codes, bits)
     assert packed.shape == (2, 3, packed_bytes(count, bits))
     for row, octets in zip(codes.reshape(-1, count), packed.reshape(6, -1), strict=True):
-        assert octets.tobytes() == naive.pack(row.tolist(), bits)
+        with case(row=row, octets=octets):
+            assert octets.tobytes() == naive.pack(row.tolist(), bits)
     assert_array_equal(unpack(packed, bits, count), codes)
 
 

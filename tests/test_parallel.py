@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from loops import case
 
 from tqtool import parallel
 from tqtool.codec.codec import decode, encode
@@ -39,8 +40,9 @@ def test_items_are_drawn_only_as_there_is_room() -> None:
     results = ordered_map(lambda n: n, items(), threads=2)
     assert not drawn
     for n in range(10):
-        assert next(results) == n
-        assert len(drawn) <= n + 4
+        with case(n=n):
+            assert next(results) == n
+            assert len(drawn) <= n + 4
 
 
 def test_the_first_error_stops_the_work() -> None:

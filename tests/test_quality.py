@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Run
+from loops import case
 
 from tqtool.cli.app import app
 from tqtool.cli.options import parse_layers
@@ -294,7 +295,7 @@ def test_layers_are_named_by_number_range_or_end() -> None:
     assert parse_layers("1-20", layers) == (1, 10, 20)
     assert parse_layers("last5", layers) == tuple(layers)
     for wrong in ("3-1", "last9"):
-        with pytest.raises(UsageError):
+        with case(wrong=wrong), pytest.raises(UsageError):
             parse_layers(wrong, layers)
 
 

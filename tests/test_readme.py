@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from loops import case
 from readme_examples import PAGES, ROOT, examples, prepare, run
 
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -27,10 +28,11 @@ def test_the_two_commands_are_one_line_each_and_what_ci_runs() -> None:
     readme = (ROOT / "README.md").read_text()
     ci = (ROOT / ".ci" / "run").read_text()
     for name in ("validate", "test"):
-        marked = re.search(rf"<!-- command: {name} -->\n```sh\n(.+)\n```", readme)
-        assert marked, name
-        assert marked[1].startswith("python3 -m venv .venv && .venv/bin/pip install -q ")
-        assert f"command_of {name}" in ci
+        with case(name=name):
+            marked = re.search(rf"<!-- command: {name} -->\n```sh\n(.+)\n```", readme)
+            assert marked, name
+            assert marked[1].startswith("python3 -m venv .venv && .venv/bin/pip install -q ")
+            assert f"command_of {name}" in ci
     assert readme.index("<!-- command: test -->") < 2500  # on the first screen
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from loops import case
 from numpy.testing import assert_array_equal
 from safetensors.numpy import save_file
 
@@ -42,9 +43,10 @@ def kv() -> AnyArray:
 def holds(dump: Dump, kv: AnyArray) -> None:
     assert [layer.number for layer in dump.layers] == list(range(LAYERS))
     for layer, expected in zip(dump.layers, kv, strict=True):
-        _, k, v = layer.arrays()
-        assert_array_equal(k, expected[0].astype(np.float32))
-        assert_array_equal(v, expected[1].astype(np.float32))
+        with case(layer=layer.number):
+            _, k, v = layer.arrays()
+            assert_array_equal(k, expected[0].astype(np.float32))
+            assert_array_equal(v, expected[1].astype(np.float32))
 
 
 def paged(x: AnyArray, rng: np.random.Generator, block: int, table: AnyArray) -> AnyArray:

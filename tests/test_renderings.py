@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from loops import case
 from reports import sample_report
 
 from tqtool.rendering.report.figures import clean, figure, headline, ranges, signed
@@ -53,7 +54,8 @@ def test_small_texts() -> None:
 def test_every_rendering_names_all_rows_and_the_verdict(name: str) -> None:
     text = RENDERINGS[name](sample_report())
     for row in sample_report().rows:
-        assert row.config in text.replace("\\_", "_") or (name == "junit" and row.kind == "control")
+        with case(config=row.config):
+            assert row.config in text.replace("\\_", "_") or (name == "junit" and row.kind == "control")
     assert not [words for words in FORBIDDEN if words in text.lower()]
 
 
@@ -130,8 +132,9 @@ def test_tsv_has_one_full_precision_line_per_row_and_stable_columns() -> None:
     rows = list(csv.DictReader(io.StringIO(report_tsv(report)), delimiter="\t", quoting=csv.QUOTE_NONE))
     assert [row["config"] for row in rows] == [row.config for row in report.rows]
     for row, parsed in zip(report.rows, rows, strict=True):
-        assert float(parsed["kl"]) == row.metrics["kl"].mean
-        assert float(parsed["cos_p01"]) == row.metrics["cos"].low
+        with case(config=row.config):
+            assert float(parsed["kl"]) == row.metrics["kl"].mean
+            assert float(parsed["cos_p01"]) == row.metrics["cos"].low
     assert rows[6]["k_distortion_ratio"] == ""  # the control: NaN is an empty cell
     assert list(rows[0])[:4] == ["source", "config", "kind", "bits_per_value"]
 
@@ -192,7 +195,8 @@ def test_a_code_block_cannot_be_left_from_inside() -> None:
 def test_markdown_tables_have_the_same_number_of_cells_in_each_line() -> None:
     text = report_markdown(sample_report(name="a|b"))
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
-        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.strip().split("\n")}) == 1
+        with case(block=block):
+            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.strip().split("\n")}) == 1
 
 
 def test_marker_is_stable() -> None:  # bots look for it in comments that older versions wrote
@@ -235,8 +239,9 @@ def test_with_several_sources_sentences_say_which_one_they_are_about() -> None:
     report = sample_report()
     two = dataclasses.replace(report, sources=(*report.sources, dataclasses.replace(report.sources[0], name="other")))
     for name in ("terminal", "markdown", "html"):
-        assert "smollm2-135m/kv: Keys decide here" in RENDERINGS[name](two)
-        assert "smollm2-135m/kv: Keys decide here" not in RENDERINGS[name](report)
+        with case(name=name):
+            assert "smollm2-135m/kv: Keys decide here" in RENDERINGS[name](two)
+            assert "smollm2-135m/kv: Keys decide here" not in RENDERINGS[name](report)
 
 
 # Any report

@@ -5,6 +5,7 @@ import math
 import naive_attention as naive
 import numpy as np
 import pytest
+from loops import case
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
@@ -24,10 +25,11 @@ def test_rope_is_the_plain_loop(pairing: Pairing, start_pos: int, theta: float) 
     q, k = draw(1, 2, 4, 3, 16), draw(2, 2, 4, 1, 16)
     before = q.tobytes()
     got = rope(q, k, start_pos, pairing=pairing, theta=theta)
-    for turned, x in zip(got, (q, k), strict=True):
-        expected = naive.rope(x, start_pos=start_pos, theta=theta, pairing=pairing)
-        assert turned.dtype == np.float32
-        assert_allclose(turned, expected, atol=1e-6)
+    for side, turned, x in zip("qk", got, (q, k), strict=True):
+        with case(side=side):
+            expected = naive.rope(x, start_pos=start_pos, theta=theta, pairing=pairing)
+            assert turned.dtype == np.float32
+            assert_allclose(turned, expected, atol=1e-6)
     assert q.tobytes() == before
 
 
@@ -65,8 +67,9 @@ def test_precomputed_frequencies_change_nothing() -> None:
     assert freqs.shape == (2, 20, 8)
     assert freqs[0, 3, 1] == pytest.approx(math.cos(3 * 10000 ** (-2 / 16)), abs=1e-15)
     assert freqs[1, 3, 1] == pytest.approx(math.sin(3 * 10000 ** (-2 / 16)), abs=1e-15)
-    for with_freqs, without in zip(rope(q, k, 11, freqs=freqs), rope(q, k, 11), strict=True):
-        assert_array_equal(with_freqs, without)
+    for side, with_freqs, without in zip("qk", rope(q, k, 11, freqs=freqs), rope(q, k, 11), strict=True):
+        with case(side=side):
+            assert_array_equal(with_freqs, without)
 
 
 def test_what_rope_refuses() -> None:

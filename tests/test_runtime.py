@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from equality import DTYPES, differences, hard_rows
+from loops import case
 from numpy.testing import assert_allclose, assert_array_equal
 
 from tqtool.codec.codec import decode, encode
@@ -53,10 +54,11 @@ def test_rotations_agree_on_every_bit(dim: int) -> None:
     spec = CodecSpec(dim, 1, seed=5)
     lib, ffi, state = runtime.lib, runtime.ffi, runtime._state(spec, spec)
     for turn, right in ((lib.fa_tq_rotate, rotate(rows, 5)), (lib.fa_tq_rotate_inverse, unrotate(rows, 5))):
-        out = np.empty_like(rows)
-        for source, target in zip(rows, out, strict=True):
-            turn(state, ffi.from_buffer("float[]", source), ffi.from_buffer("float[]", target))
-        assert out.tobytes() == right.tobytes()
+        with case(turn=turn, right=right):
+            out = np.empty_like(rows)
+            for source, target in zip(rows, out, strict=True):
+                turn(state, ffi.from_buffer("float[]", source), ffi.from_buffer("float[]", target))
+            assert out.tobytes() == right.tobytes()
 
 
 @pytest.mark.parametrize("meta", ["range", "f32", "bf16"])
@@ -80,7 +82,8 @@ def test_the_first_refused_row_is_named(value: float, bad: int) -> None:
     rows[11, 63] = value
     rows[17, 0] = rows[19, 5] = np.float32(1) if bad < 0 else np.float32(np.nan)
     for plain in (False, True):
-        assert runtime.encode_rows(rows, spec.zeros((20,)), plain=plain) == bad
+        with case(plain=plain):
+            assert runtime.encode_rows(rows, spec.zeros((20,)), plain=plain) == bad
 
 
 def test_every_instruction_set_gives_the_golden_bits() -> None:
@@ -151,8 +154,9 @@ def test_fused_attention_equals_decoding_first(
     assert_allclose(out, expected, rtol=0, atol=4e-6 * np.abs(expected).max())
     monkeypatch.setattr(runtime, "WORTH_THREADS", 0)
     for threads in (2, 3):
-        again = runtime.attend(q, *sides, scale=scale, causal=causal, threads=threads)
-        assert again.tobytes() == out.tobytes()
+        with case(threads=threads):
+            again = runtime.attend(q, *sides, scale=scale, causal=causal, threads=threads)
+            assert again.tobytes() == out.tobytes()
 
 
 @pytest.mark.parametrize("instructions", SETS)
@@ -216,7 +220,7 @@ def test_arrays_that_do_not_fit_never_reach_the_compiled_code() -> None:
         lambda: runtime.encode_rows(np.ones((64, 3), np.float32).T, out),
         lambda: runtime.decode_rows(out, rows[:2]),
     ):
-        with pytest.raises((ValueError, BufferError)):
+        with case(wrong=wrong), pytest.raises((ValueError, BufferError)):
             wrong()
 
 
@@ -226,7 +230,7 @@ def test_decode_writes_into_the_array_it_is_given() -> None:
     assert decode(encoded, out=out) is out
     assert_array_equal(out, decode(encoded))
     for wrong in (np.empty((15, 64), np.float32), np.empty((3, 5, 64)), np.empty((3, 5, 128), np.float32)[..., ::2]):
-        with pytest.raises(ValueError, match="need a contiguous float32 array"):
+        with case(wrong=wrong), pytest.raises(ValueError, match="need a contiguous float32 array"):
             decode(encoded, out=wrong)  # type: ignore[arg-type]
 
 

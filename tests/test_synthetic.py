@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import case
 from numpy.testing import assert_allclose
 
 from tqtool.errors import UsageError
@@ -14,8 +15,9 @@ from tqtool.validation.synthetic import DIM, HEADS, PURPOSE, QUERIES, TOKENS, sy
 def test_a_set_is_the_same_every_time_and_another_seed_is_another_set(name: str) -> None:
     one, again, other = synthetic_set(name), synthetic_set(name), synthetic_set(name, seed=2)
     for field in ("q", "k", "v"):
-        assert (getattr(one, field) == getattr(again, field)).all()
-        assert (getattr(one, field) != getattr(other, field)).any()
+        with case(field=field):
+            assert (getattr(one, field) == getattr(again, field)).all()
+            assert (getattr(one, field) != getattr(other, field)).any()
     assert one.k.shape == one.v.shape == (HEADS, TOKENS, DIM)
     assert one.q.shape == (HEADS, QUERIES, DIM)
     assert one.k.dtype == np.float32
@@ -31,7 +33,8 @@ def test_the_sets_have_the_stated_moments() -> None:
     assert_allclose(scores("gaussian").std(), 1, rtol=0.03)
     assert_allclose(scores("peaky").std(), 4, rtol=0.03)
     for x in (gaussian.k, correlated.k, correlated.v):
-        assert_allclose(np.mean(np.sum(x * x, axis=-1)), DIM, rtol=0.03)  # the total energy is unchanged
+        with case(x=x):
+            assert_allclose(np.mean(np.sum(x * x, axis=-1)), DIM, rtol=0.03)  # the total energy is unchanged
     mean = correlated.k.mean(axis=1)
     assert_allclose(np.sum(mean * mean, axis=-1), 0.12 * DIM, rtol=0.3)
     offset = synthetic_set("key-bias").k.mean(axis=1)

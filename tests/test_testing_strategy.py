@@ -132,15 +132,15 @@ def test_7_cache_eviction() -> None:
     assert_array_equal(cache.keys(0)[:, :25], kept[0])
 
 
+@pytest.mark.parametrize("place", range(8))
 @pytest.mark.parametrize("bits", range(1, 9))
-def test_8_bit_packing(bits: int) -> None:
+def test_8_bit_packing(bits: int, place: int) -> None:
     """Every level at every place of a group of eight, beside every other level."""
     levels = np.arange(2**bits, dtype=np.uint8)
-    for place in range(8):
-        codes = np.broadcast_to(levels[::-1, None], (len(levels), 8)).copy()
-        codes[:, place] = levels
-        packed = pack(codes, bits)
-        assert packed.shape == (len(levels), bits)
-        assert_array_equal(unpack(packed, bits, 8), codes)
-        number = sum(int(code) << (bits * j) for j, code in enumerate(codes[-1]))
-        assert packed[-1].tobytes() == number.to_bytes(bits, "little")
+    codes = np.broadcast_to(levels[::-1, None], (len(levels), 8)).copy()
+    codes[:, place] = levels
+    packed = pack(codes, bits)
+    assert packed.shape == (len(levels), bits)
+    assert_array_equal(unpack(packed, bits, 8), codes)
+    number = sum(int(code) << (bits * j) for j, code in enumerate(codes[-1]))
+    assert packed[-1].tobytes() == number.to_bytes(bits, "little")

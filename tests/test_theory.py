@@ -36,7 +36,7 @@ def test_random_directions_lose_what_theory_says(dim: int, bits: int, rule: Any)
     assert error.mean() == pytest.approx(expected_error(spec), rel=0.004 + 4 * noise)
 
 
-def test_least_squares_loses_least() -> None:
-    for bits in range(1, 9):
-        errors = expected_errors(128, bits, "beta")
-        assert min(errors, key=errors.__getitem__) == "lsq"
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_least_squares_loses_least(bits: int) -> None:
+    errors = expected_errors(128, bits, "beta")
+    assert min(errors, key=errors.__getitem__) == "lsq"

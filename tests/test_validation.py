@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import case
 from numpy.testing import assert_allclose
 
 from tqtool.codec.codec import decode, encode
@@ -104,23 +105,26 @@ def test_the_second_real_dump_gives_the_known_cosines(shared_dumps: Path) -> Non
 def test_the_specifications_columns_are_reproduced(name: str, known: dict[str, float]) -> None:
     report = validate([from_synthetic(synthetic_set(name))], Params(CONFIGS))
     for config, row in rows_by_config(report).items():
-        if row.kind == "control":
-            continue
-        assert abs(row.metrics["cos"].mean - known[config]) <= (0.01 if config == "K2/V2" else 0.004), config
-        if name == "gaussian":
-            assert abs(row.predicted["cos"] - known[config]) < 0.0006
-            assert row.metrics["k_distortion_ratio"].mean >= 0.97
-        assert row.metrics["distortion_ratio"].mean <= 1.03
-        assert row.verdict.startswith(("implementation healthy on synthetic data", "below lenient on synthetic"))
+        with case(config=config):
+            if row.kind == "control":
+                continue
+            assert abs(row.metrics["cos"].mean - known[config]) <= (0.01 if config == "K2/V2" else 0.004), config
+            if name == "gaussian":
+                assert abs(row.predicted["cos"] - known[config]) < 0.0006
+                assert row.metrics["k_distortion_ratio"].mean >= 0.97
+            assert row.metrics["distortion_ratio"].mean <= 1.03
+            assert row.verdict.startswith(("implementation healthy on synthetic data", "below lenient on synthetic"))
     assert rows_by_config(report)["K4/V2"].published == {"cos": "~0.94" if name == "gaussian" else "~0.975"}
 
 
 def test_theory_predicts_kl_and_read_out_error_on_gaussian_data() -> None:
     report = validate([from_synthetic(synthetic_set("gaussian"))], Params(CONFIGS))
     for row in report.rows[1:]:
-        for metric in ("kl", "v_readout_err"):
-            assert_allclose(row.metrics[metric].mean, row.predicted[metric], rtol=0.06)
-        assert_allclose(row.metrics["sigma_rms"].mean, row.metrics["sigma_pred"].mean, rtol=0.05)
+        with case(config=row.config):
+            for metric in ("kl", "v_readout_err"):
+                with case(metric=metric):
+                    assert_allclose(row.metrics[metric].mean, row.predicted[metric], rtol=0.06)
+            assert_allclose(row.metrics["sigma_rms"].mean, row.metrics["sigma_pred"].mean, rtol=0.05)
 
 
 def plain_report_values(q, k, v, bits: tuple[int, int], seed: int) -> dict[str, float]:  # type: ignore[no-untyped-def]
@@ -156,8 +160,9 @@ def test_query_head_h_reads_kv_head_h_over_the_group() -> None:
     q, k = rng.standard_normal((8, 16, 64)), rng.standard_normal((2, 32, 64))
     data = from_arrays(k, k, q, causal=False)
     for h in range(2):
-        group = head_of(data, 0, h).q.reshape(16, 4, 64).transpose(1, 0, 2)
-        assert (group == q[4 * h : 4 * h + 4].astype(np.float32)).all()
+        with case(h=h):
+            group = head_of(data, 0, h).q.reshape(16, 4, 64).transpose(1, 0, 2)
+            assert (group == q[4 * h : 4 * h + 4].astype(np.float32)).all()
 
 
 def test_the_report_is_the_same_for_any_threads_and_any_run() -> None:
@@ -184,7 +189,8 @@ def test_a_bad_head_is_told_from_another_process_as_from_a_thread() -> None:
         validate([data], params, executor=pool)
     assert "layer 0, head 0: vector [0] has norm" in str(there.value)
     for fact in ("args", "code", "hint", "path"):
-        assert getattr(there.value, fact) == getattr(here.value, fact)
+        with case(fact=fact):
+            assert getattr(there.value, fact) == getattr(here.value, fact)
 
 
 def test_the_block_size_does_not_change_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,8 +258,9 @@ def test_protected_layers_sinks_and_the_recent_window_are_exact_and_counted() ->
     assert sinks.pair_bytes == (44 * pair + 4 * kept) / 48
     assert recent.pair_bytes == (36 * pair + 12 * kept) / 48
     for better in (sinks, recent):
-        assert better.metrics["rel_err"].mean < whole.metrics["rel_err"].mean
-        assert better.metrics["k_distortion_ratio"].mean == pytest.approx(1, abs=0.2)
+        with case(config=better.config):
+            assert better.metrics["rel_err"].mean < whole.metrics["rel_err"].mean
+            assert better.metrics["k_distortion_ratio"].mean == pytest.approx(1, abs=0.2)
     protected = validate([data], Params(("K4/V2",), protect_layers=(0,)))
     assert protected.rows[1].status == "error"
     assert protected.rows[1].bits_per_value == 16
@@ -461,7 +468,8 @@ def test_no_data_and_no_option_leave_an_infinite_or_unexplained_number(data: st.
     report = validate([from_arrays(k, v, q)], params)
     report_to_json(report)  # refuses what is infinite
     for row in report.rows:
-        assert [m for m, s in row.metrics.items() if math.isnan(s.mean) != bool(s.reason)] == []
+        with case(config=row.config):
+            assert [m for m, s in row.metrics.items() if math.isnan(s.mean) != bool(s.reason)] == []
 
 
 @pytest.mark.parametrize("layout", ["htd", "thd", "bhtd", "bthd"])
@@ -477,12 +485,13 @@ def test_heads_are_read_one_at_a_time_from_any_layout(tmp_path: Path, layout: st
     facts = data.facts[0]
     assert (facts.kv_heads, facts.group, facts.queries, facts.tokens) == (3 * sequences, 2, 7, 20)
     for number in range(3 * sequences):
-        b, h = divmod(number, 3)
-        mine_q, mine_k, mine_v = data.load(0, number)
-        assert mine_q is not None
-        assert (mine_q == q[b, 2 * h : 2 * h + 2]).all()
-        assert (mine_k == k[b, h]).all()
-        assert (mine_v == v[b, h]).all()
+        with case(number=number):
+            b, h = divmod(number, 3)
+            mine_q, mine_k, mine_v = data.load(0, number)
+            assert mine_q is not None
+            assert (mine_q == q[b, 2 * h : 2 * h + 2]).all()
+            assert (mine_k == k[b, h]).all()
+            assert (mine_v == v[b, h]).all()
 
 
 def test_queries_of_some_layers_only_are_refused(tmp_path: Path) -> None:
