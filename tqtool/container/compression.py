@@ -16,7 +16,7 @@ from tqtool.container.pipeline import Block, Pipeline, Quality, Stats, Total
 from tqtool.dtypes import AnyArray
 from tqtool.dumps.arrays import ArraySource, Box, Store
 from tqtool.dumps.datafiles import DataFile
-from tqtool.dumps.safetensors import stored_type
+from tqtool.dumps.safetensors import Tensor, stored_type
 from tqtool.files import Advance, FilePath, output_file
 from tqtool.parallel import ordered_map
 from tqtool.rawfiles import WholeFile
@@ -133,27 +133,20 @@ def write_container(
 
     Returns the quality of each entry, None for copied ones. Raises `InputError` where the source does.
     """
-    data = placement.data
-    file.truncate(placement.size)
-    places = {tensor.name: tensor for tensor in placement.tensors}
-
-    def store(name: str, dtype: np.dtype[np.generic]) -> Store:
-        return Store(file, data + places[name].start, places[name].shape, dtype)
-
+    writing = Writing.begin(file, placement)
     pipelines: dict[int, Pipeline] = {}
     for index, (entry, source) in enumerate(zip(placement.entries, sources, strict=True)):
         if isinstance(entry, Compressed):
             parts = {
-                name: store(entry.part_names[name], PART_TYPES[part.dtype]) for name, part in entry.spec.parts.items()
+                name: writing.store(entry.part_names[name], PART_TYPES[part.dtype])
+                for name, part in entry.spec.parts.items()
             }
             pipelines[index] = Pipeline(source, entry.spec, parts, stats, nan_to_zero)
         else:
             for box in source.pieces():
-                store(entry.name, stored_type(entry.dtype)).write(box, source.box(box))
+                writing.store(entry.name, stored_type(entry.dtype)).write(box, source.box(box))
             advance(source.nbytes)
-    for spec in {pipeline.spec: None for pipeline in pipelines.values()}:
-        for name, values in _tables(spec).items():
-            _write(store(name, values.dtype), values)
+    writing.write_tables()
     totals = {index: Total(pipeline) for index, pipeline in pipelines.items()}
     units = ((index, box) for index, pipeline in pipelines.items() for box in pipeline.boxes())
 
@@ -171,17 +164,49 @@ def write_container(
             error = quality.error if quality.measured else None
             entry = replace(entry, source_sha256=totals[index].sha256(), error=error)
         done.append(entry)
-    crcs = chunk_crcs(file, data, placement.tensors, threads)
-    _write(store(CRCS, crcs.dtype), crcs)
-    header = placement.header(done)
-    assert len(header) == data
-    _write(Store(file, 0, (data,), np.dtype(np.uint8)), np.frombuffer(header, np.uint8))
-    _write(store(HASHES, np.dtype(np.uint8)), np.frombuffer(hashes(header, crcs.tobytes()), np.uint8))
+    writing.seal(done, threads=threads)
     return tuple(qualities)
 
 
-def _write(store: Store, values: AnyArray) -> None:
-    store.write(tuple(range(size) for size in store.shape), values)
+@dataclass(frozen=True, slots=True, eq=False)
+class Writing:
+    """A container while it is written: every place is known, tables and checksums follow the data."""
+
+    file: WholeFile
+    placement: Placement
+    data: int  # position of the first data byte
+    places: dict[str, Tensor]
+
+    @classmethod
+    def begin(cls, file: WholeFile, placement: Placement) -> Writing:
+        """Give an empty file its size."""
+        file.truncate(placement.size)
+        return cls(file, placement, placement.data, {tensor.name: tensor for tensor in placement.tensors})
+
+    def store(self, name: str, dtype: np.dtype[np.generic]) -> Store:
+        """Return the place of a tensor."""
+        tensor = self.places[name]
+        return Store(self.file, self.data + tensor.start, tensor.shape, dtype)
+
+    def write(self, name: str, values: AnyArray) -> None:
+        """Write a whole tensor."""
+        self.store(name, values.dtype).write(tuple(map(range, values.shape)), values)
+
+    def write_tables(self) -> None:
+        """Write the tables and signs that decoding the entries needs."""
+        for spec in {entry.spec: None for entry in self.placement.entries if isinstance(entry, Compressed)}:
+            for name, values in _tables(spec).items():
+                self.write(name, values)
+
+    def seal(self, entries: Sequence[Entry], *, threads: int | None = None) -> None:
+        """Write checksums, hashes and the header, with the late facts of `entries`, when all else is written."""
+        crcs = chunk_crcs(self.file, self.data, self.placement.tensors, threads)
+        self.write(CRCS, crcs)
+        header = self.placement.header(entries)
+        assert len(header) == self.data
+        start = Store(self.file, 0, (self.data,), np.dtype(np.uint8))
+        start.write((range(self.data),), np.frombuffer(header, np.uint8))
+        self.write(HASHES, np.frombuffer(hashes(header, crcs.tobytes()), np.uint8))
 
 
 def _tables(spec: CodecSpec) -> dict[str, AnyArray]:

@@ -56,7 +56,7 @@ class PackedTensor(torch.Tensor):
         label = next((each.label for each in _flat([*args, kwargs or {}]) if isinstance(each, PackedTensor)), "a layer")
         raise InputError(
             f"{label}: the model computes {function} with keys or values that the cache holds as codes",
-            code="packed-keys",
+            code="model",
             hint="model.set_attn_implementation('sdpa') makes the cache restore them",
         )
 

@@ -62,11 +62,11 @@ class TurboQuantLayer(DynamicLayer):
     def __init__(self, layer: int, config: Any, coding: Coding) -> None:
         super().__init__()
         self.layer, self.coding = layer, coding
-        self._config = config  # the decoder's, whose attention function decides what `update` returns
+        self.config = config  # the decoder's, whose attention function decides what `update` returns
         self.sides: tuple[GrowingSide, GrowingSide] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TurboQuantLayer:
-        memo[id(self._config)] = self._config  # stays the model's, as its attention function may be changed later
+        memo[id(self.config)] = self.config  # stays the model's, as its attention function may be changed later
         copied = copy.copy(self)
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
@@ -88,6 +88,7 @@ class TurboQuantLayer(DynamicLayer):
         if self.sides is None:
             self.lazy_initialization(key_states, value_states)
         assert self.sides is not None
+        self._check(key_states, value_states)
         alone = self.get_seq_length() == 0
         for side, states in zip(self.sides, (key_states, value_states), strict=True):
             try:
@@ -103,10 +104,19 @@ class TurboQuantLayer(DynamicLayer):
         if alone and self.coding.exact_chunk:
             return key_states, value_states
         key, value = (side.spec for side in self.sides)
-        if self._config._attn_implementation == NAME and key_states.shape[2] <= FUSED_QUERIES and key.dim == value.dim:
+        if self.config._attn_implementation == NAME and key_states.shape[2] <= FUSED_QUERIES and key.dim == value.dim:
             label = f"layer {self.layer}"
             return PackedTensor(read[0], key_states, label), PackedTensor(read[1], value_states, label)
         return to_torch(read[0].restored(), key_states), to_torch(read[1].restored(), value_states)
+
+    def _check(self, *states: torch.Tensor) -> None:
+        """Raises: `InputError` unless new keys and values go with those held: a loaded file may be another model's."""
+        for side, new in zip(self.sides or (), states, strict=True):
+            batch, _, kv_heads = side.encoded.lead
+            held, come = (batch, kv_heads, side.spec.dim), (new.shape[0], new.shape[1], new.shape[3])
+            if held != come:
+                text = "layer {}: {} sequences of {} heads of {} in the cache, {} of {} of {} come"
+                raise InputError(text.format(self.layer, *held, *come), code="shape-mismatch")
 
     def _trim(self) -> None:
         for side in self.sides or ():
