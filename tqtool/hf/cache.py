@@ -16,9 +16,11 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from tqtool.codec.codec import encode
 from tqtool.codec.sizes import KVConfig
-from tqtool.codec.spec import CodecSpec
+from tqtool.codec.spec import CodecSpec, Encoded
 from tqtool.codec.terms import MAX_BITS, UNTOUCHED, Law, Meta, ScaleRule
+from tqtool.dtypes import Float32Array
 from tqtool.errors import InputError, UsageError
 from tqtool.hf.attention import NAME, PackedTensor, to_numpy, to_torch
 from tqtool.hf.sides import Chosen, GrowingSide
@@ -90,13 +92,10 @@ class TurboQuantLayer(DynamicLayer):
         assert self.sides is not None
         self._check(key_states, value_states)
         alone = self.get_seq_length() == 0
-        for side, states in zip(self.sides, (key_states, value_states), strict=True):
-            try:
-                side.append(to_numpy(states))
-            except InputError as error:
-                self.crop(self.sides[0].length - self.sides[1].length)  # back to what both hold
-                text = f"layer {self.layer}, {'values' if side is self.sides[1] else 'keys'}: {error}"
-                raise InputError(text, code=error.code) from error
+        new = [to_numpy(states) for states in (key_states, value_states)]
+        codes = [self._encode(x, name) for x, name in zip(new, ("keys", "values"), strict=True)]
+        for side, encoded, rows in zip(self.sides, codes, new, strict=True):
+            side.append(encoded, np.arange(side.length, side.length + rows.shape[1]), rows)
         if not self.coding.exact_chunk:
             self._trim()
         read = tuple(side.stored() for side in self.sides)
@@ -108,6 +107,13 @@ class TurboQuantLayer(DynamicLayer):
             label = f"layer {self.layer}"
             return PackedTensor(read[0], key_states, label), PackedTensor(read[1], value_states, label)
         return to_torch(read[0].restored(), key_states), to_torch(read[1].restored(), value_states)
+
+    def _encode(self, x: Float32Array, name: str) -> Encoded:
+        assert self.sides is not None
+        try:
+            return encode(x, self.sides[name == "values"].spec)
+        except InputError as error:
+            raise InputError(f"layer {self.layer}, {name}: {error}", code=error.code) from error
 
     def _check(self, *states: torch.Tensor) -> None:
         """Raises: `InputError` unless new keys and values go with those held: a loaded file may be another model's."""

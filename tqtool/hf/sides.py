@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from tqtool.attention.stored import Stored
-from tqtool.codec.codec import encode
 from tqtool.codec.spec import CodecSpec, Encoded
 from tqtool.dtypes import Float32Array
 
@@ -50,12 +49,8 @@ class GrowingSide:
         """Bytes of codes, metadata and exact rows; the room for more counts."""
         return self._room.nbytes + self._exact.nbytes
 
-    def append(self, x: Float32Array) -> None:
-        """Encode tokens x (batch, n, kv_heads, dim); all are exact until `trim`. Raises `InputError` as `encode`."""
-        self.restore(encode(x, self.spec), np.arange(self.length, self.length + x.shape[1]), x)
-
-    def restore(self, encoded: Encoded, slots: Chosen, exact: Float32Array) -> None:
-        """Append tokens that were encoded before, and the exact rows of some of them."""
+    def append(self, encoded: Encoded, slots: Chosen, exact: Float32Array) -> None:
+        """Append encoded tokens, lead (batch, n, kv_heads), and the exact rows of those in `slots`, until `trim`."""
         count = encoded.lead[1]
         self._reserve(self.length + count)
         self._room[:, self.length : self.length + count] = encoded

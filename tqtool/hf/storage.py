@@ -111,7 +111,7 @@ def _filled(layer: TurboQuantLayer, contents: Contents, name: str) -> GrowingSid
     coding = layer.coding
     side = GrowingSide(encoded.spec, batch, kv_heads, sinks=coding.sink_tokens, window=coding.residual_window)
     rows, slots = (contents.copied[f"{name}.{part}"][1] for part in ("exact", "slots"))
-    side.restore(encoded, slots.astype(np.int64), rows.astype(np.float32))
+    side.append(encoded, slots.astype(np.int64), rows.astype(np.float32))
     return side
 
 
