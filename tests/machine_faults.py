@@ -237,10 +237,10 @@ class Machine:
             if lines != ["tqtool: error[interrupted]: interrupted; nothing partial was left behind"]:
                 yield "not the one line of an interruption"
             return
-        allowed = {3, 4}
+        allowed = {3, 4}  # of the temporary copy of an input or output, and of the folders
         if answer.hit.startswith(str(self.work / "in/")):
             allowed = {3}
-        elif answer.hit.startswith((str(self.work / "out/"), str(self.work / "tmp/"))):
+        elif answer.hit.startswith(str(self.work / "out/")):
             allowed = {4}
         if answer.status not in allowed:
             yield f"status {answer.status}"

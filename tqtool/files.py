@@ -116,6 +116,20 @@ def check_output(path: FilePath, *, force: bool = False) -> None:
         raise OutputError(f"{path}: already exists", code="exists", path=str(path), hint="add --force to replace it")
 
 
+def names_folder(path: FilePath) -> bool:
+    """Return whether an output is a folder, in which outputs get names of their own; `OutputError`."""
+    with _reporting(path, 0):
+        there = _status(path)
+    return there is not None and stat.S_ISDIR(there.st_mode)
+
+
+def holds_nothing(path: FilePath) -> bool:
+    """Return whether an output is there and empty, so that to replace it loses nothing; `OutputError`."""
+    with _reporting(path, 0):
+        there = _status(path)
+    return there is not None and stat.S_ISREG(there.st_mode) and there.st_size == 0 and not Path(path).is_symlink()
+
+
 def check_space(path: FilePath, size: int) -> None:
     """Refuse an output of `size` bytes that its file system has no room for; `OutputError`, code `write`."""
     with _reporting(path, size):

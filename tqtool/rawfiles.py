@@ -62,7 +62,9 @@ def unnamed_temporary() -> WholeFile:
     with contextlib.ExitStack() as undo:
         folder = os.open(tempfile.gettempdir(), os.O_RDONLY)
         undo.callback(close, folder)
-        file, _ = open_temporary("tqtool", folder, undo, 0o600)
+        file, temporary = open_temporary("tqtool", folder, undo, 0o600)
+        if temporary is not None:
+            os.unlink(temporary, dir_fd=folder)
         return WholeFile(os.dup(file.fileno()), "r+b")
 
 

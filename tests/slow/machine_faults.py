@@ -33,7 +33,10 @@ def main(names: list[str]) -> int:
                     statuses[answer.status] += 1
                     if found:
                         wrong += 1
-                        print(f"WRONG {name} [{way}] {fault}: {found}\n  at {answer.hit}\n  {answer.err[-500:]!r}")
+                        print(
+                            f"WRONG {name} [{way}] {fault}: {found}\n  at {answer.hit}\n  {answer.err[-500:]!r}",
+                            flush=True,
+                        )
             cases += statuses.total()
             told = ", ".join(f"exit {status}: {count}" for status, count in sorted(statuses.items()))
             print(f"{name}: {statuses.total()} cases in {time.perf_counter() - begun:.0f} s; {told}", flush=True)

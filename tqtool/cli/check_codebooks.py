@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -57,12 +56,13 @@ def _foreign_tables(source: str, dim: int | None, bits: int | None) -> list[Fore
     """Return the tables of a file, or of a comma list where no file has that name."""
     from tqtool import files
     from tqtool.dumps.datafiles import listed
+    from tqtool.dumps.inputs import mode_of
     from tqtool.foreign import tables as foreign
     from tqtool.foreign.listings import bare_list
 
     if not source:
         raise UsageError("no file and no levels: the argument is empty", code="usage")
-    if not Path(source).exists() and bare_list(source):
+    if not mode_of(source) and bare_list(source):
         found = foreign.parse_tables(source)
         if not found:
             raise UsageError(
@@ -70,7 +70,7 @@ def _foreign_tables(source: str, dim: int | None, bits: int | None) -> list[Fore
                 code="usage",
                 hint="give all levels, or the positive half of a symmetric table",
             )
-    elif source.startswith("-") and source != files.STREAM and not Path(source).exists():
+    elif source.startswith("-") and source != files.STREAM and not mode_of(source):
         raise UsageError(f"no such option: {source}", code="usage", hint="tqtool check-codebooks --help lists them")
     else:
         found = foreign.read_tables(source)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tqtool.cli import output
 from tqtool.dumps.names import CONTAINER_SUFFIX
 from tqtool.errors import UsageError
-from tqtool.files import STREAM, check_not_input, check_output
+from tqtool.files import STREAM, check_not_input, check_output, names_folder
 
 
 def expanded(inputs: Sequence[str]) -> list[str]:
@@ -35,13 +35,11 @@ def jobs_of(
     inputs: Sequence[str], out: str | None, suffix: str | dict[str, str], *, force: bool, as_json: bool
 ) -> list[tuple[str, str]]:
     """Return (input, output) pairs; refuses outputs that cannot be written before any work is done."""
-    from tqtool.dumps.inputs import is_folder
-
     jobs = []
     for path in inputs:
         if out == STREAM or (out is None and path == STREAM):
             target = STREAM
-        elif out is not None and not (is_folder(out) or out.endswith("/")):
+        elif out is not None and not (names_folder(out) or out.endswith("/")):
             target = out
         else:
             name = "stdin" if path == STREAM else Path(path).name

@@ -104,7 +104,7 @@ class Outputs:
 
 def check_outputs(outputs: Outputs, inputs: list[str], *, force: bool) -> None:
     """Refuse what could not be written, before any work is done."""
-    from tqtool.files import STREAM, check_not_input, check_output
+    from tqtool.files import STREAM, check_not_input, check_output, holds_nothing
 
     seen: dict[str, str] = {}
     for name, path in outputs.asked():
@@ -114,15 +114,15 @@ def check_outputs(outputs: Outputs, inputs: list[str], *, force: bool) -> None:
         if other != name:
             raise UsageError(f"{path}: --{other}-out and --{name}-out name the same file", code="usage", path=str(path))
         check_not_input(path, inputs)
-        check_output(path, force=force or _is_empty(path))
+        check_output(path, force=force or holds_nothing(path))  # CI makes its step summary empty
 
 
 def write_outputs(report: Report, outputs: Outputs, *, force: bool) -> None:
     """Write the files asked for, each whole or not at all."""
-    from tqtool.files import write_text
+    from tqtool.files import holds_nothing, write_text
 
     for name, path in outputs.asked():
-        write_text(path, render(report, name), force=force or _is_empty(path))
+        write_text(path, render(report, name), force=force or holds_nothing(path))
         output.note(f"wrote {path}")
 
 
@@ -166,8 +166,3 @@ def render(report: Report, chosen: ReportFormat) -> str:
     from tqtool.rendering.report.html import report_html
 
     return report_html(report)
-
-
-def _is_empty(path: Path) -> bool:
-    """Return whether a file holds nothing, so that replacing it loses nothing: CI makes its step summary that way."""
-    return path.is_file() and not path.is_symlink() and path.stat().st_size == 0

@@ -25,6 +25,7 @@ from tqtool.rawfiles import WholeFile, copy_bytes, unnamed_temporary
 Opened = contextlib.AbstractContextManager["InputFile"]
 Opener = Callable[[], Opened]
 Identity = tuple[int, int, int, int]  # device, inode, bytes, time of the last change in ns
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class InputFile(WholeFile):
 
     def seek(self, position: int, whence: int = 0, /) -> int:
         """Move to a position; `OSError` for one before the start, which is the caller's mistake."""
-        with naming(self.label, but=errno.EINVAL):
+        with naming(self.label, but=(errno.EINVAL,)):
             return super().seek(position, whence)
 
     def tell(self) -> int:
@@ -128,12 +129,12 @@ def _changed(label: str, what: str) -> InputError:
 
 
 @contextlib.contextmanager
-def naming(label: FilePath, *, but: int = 0) -> Iterator[None]:
-    """Turn the system's errors about an input into `InputError`, code `unreadable`; those with errno `but` pass."""
+def naming(label: FilePath, *, but: tuple[int, ...] = ()) -> Iterator[None]:
+    """Turn the system's errors about an input into `InputError`, code `unreadable`; those with an errno `but` pass."""
     try:
         yield
     except OSError as error:
-        if error.errno == but:
+        if error.errno in but:
             raise
         message = f"{label}: {error.strerror or error}"
         raise InputError(message, code="unreadable", path=str(label)) from error
@@ -194,7 +195,7 @@ class Reopening:
         """Return the file for a `with` block, which closes it."""
         label = str(self.path)
         try:
-            with naming(label, but=errno.ENOENT):
+            with naming(label, but=(errno.ENOENT,)):
                 _compare(label, self.identity, os.stat(self.path))  # noqa: PTH116 (before it is opened: a pipe would wait)
                 file = InputFile(self.path, label)
         except FileNotFoundError:
@@ -210,21 +211,31 @@ def reopening(path: FilePath, file: InputFile | None = None) -> tuple[Opener, Op
     """
     if file is None:
         file = open_input(path)
-    if str(path) != STREAM and stat.S_ISREG(_mode(path)):
+    if str(path) != STREAM and is_file(path):
         return Reopening(path, file.identity), file
     kept = kept_open(file)
     return kept, kept()
 
 
 def is_folder(path: FilePath) -> bool:
-    """Return whether a path names a folder; one that the system refuses to look at is none."""
-    return stat.S_ISDIR(_mode(path))
+    """Return whether a path names a folder; `InputError` if the system refuses to look."""
+    return stat.S_ISDIR(mode_of(path))
 
 
-def _mode(path: FilePath) -> int:
+def is_file(path: FilePath) -> bool:
+    """Return whether a path names a regular file; `InputError` if the system refuses to look."""
+    return stat.S_ISREG(mode_of(path))
+
+
+def mode_of(path: FilePath) -> int:
+    """Return the kind and mode of what a path names, 0 if that is nothing; `InputError` if the system refuses to look.
+
+    `Path.exists` and its like answer no where the system fails, or raise, by the version of Python.
+    """
     try:
-        return os.stat(path).st_mode  # noqa: PTH116 (follows links)
-    except (OSError, ValueError):
+        with naming(path, but=_NOTHING_THERE):
+            return os.stat(path).st_mode  # noqa: PTH116 (follows links)
+    except (OSError, ValueError):  # ValueError: a name with a zero byte
         return 0
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from tqtool.dumps.inputs import is_file
 from tqtool.dumps.names import MANIFEST, Kind
 from tqtool.errors import InputError
 from tqtool.escapes import parser_reason
@@ -94,7 +95,7 @@ def find_manifest(folder: Path) -> Manifest:
     """Read the manifest in a folder, or in the one above; `InputError` with code `manifest` if it is damaged."""
     for place in (folder, folder.absolute().parent):
         path = place / MANIFEST
-        if path.is_file():
+        if is_file(path):
             shown = folder / MANIFEST if place == folder else os.path.normpath(folder / ".." / MANIFEST)
             return read_manifest(path, str(shown))
     return Manifest()
