@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tqtool.cli.repeat import next_command, without_config
 from tqtool.report.model import Report
 from tqtool.report.params import Params
 from tqtool.validation.dataset import Dataset, from_arrays, from_synthetic
-from tqtool.validation.diagnosis import diagnose, without_config
+from tqtool.validation.diagnosis import diagnose
 from tqtool.validation.run import validate
 from tqtool.validation.synthetic import synthetic_set
 
@@ -82,26 +83,28 @@ def test_an_error_beyond_theory_is_flagged() -> None:
     metrics = report.rows[1].metrics
     worse = replace(metrics["distortion_ratio"], mean=1.5)
     row = replace(report.rows[1], metrics={**metrics, "distortion_ratio": worse})
-    findings, _ = diagnose(replace(report, rows=(report.rows[0], row)))
+    findings = diagnose(replace(report, rows=(report.rows[0], row)))
     assert findings[0].rule == "rotation_not_spreading"
     assert "1.50 times" in findings[0].sentence
+
+
+def following(data: Dataset, command: str) -> str:
+    report = validate([data], Params(("K4/V4",)), command=command)
+    return next_command(report, diagnose(report))
 
 
 def test_the_next_command_is_fitted_to_what_was_found() -> None:
     offset = synthetic_set("key-bias")
     data = from_arrays(offset.k, offset.v, offset.q, name="d", causal=False)
-    given = validate([data], Params(("K4/V4",)), command="tqtool validate d")
-    assert given.next == "tqtool validate d --center-keys"
+    assert following(data, "tqtool validate d") == "tqtool validate d --center-keys"
     proxied = replace(
         data,
         load=lambda index, head: (None, offset.k[head], offset.v[head]),
         facts=(replace(data.facts[0], queries=0),),
     )
-    assert "--q" in validate([proxied], Params(("K4/V4",)), command="tqtool validate d").next
-    assert validate([replace(data, name="sample")], Params(("K4/V4",)), command="tqtool validate").next.startswith(
-        "tqtool validate FOLDER"
-    )
-    assert validate([from_synthetic(offset)], Params(("K4/V4",)), command="tqtool validate").next == ""
+    assert "--q" in following(proxied, "tqtool validate d")
+    assert following(replace(data, name="sample"), "tqtool validate").startswith("tqtool validate FOLDER")
+    assert following(from_synthetic(offset), "tqtool validate") == ""
 
 
 def test_the_next_command_replaces_the_configurations() -> None:
@@ -127,4 +130,4 @@ def test_advice_that_rests_on_stand_in_queries_says_so() -> None:
 def test_a_run_of_nothing_but_the_control_is_told_to_measure_something() -> None:
     report = validate([from_synthetic(synthetic_set("gaussian"))], Params(("K16/V16",)))
     given = replace(report, command="tqtool validate d -c K16/V16", sources=(replace(report.sources[0], kind="dump"),))
-    assert diagnose(given)[1] == "tqtool validate d"
+    assert next_command(given, diagnose(given)) == "tqtool validate d"

@@ -248,7 +248,7 @@ def test_a_pipe_becomes_seekable() -> None:
 
 
 def test_sizes_as_people_read_them() -> None:
-    sizes = (0, 1023, 1024, 66 << 20, (1 << 30) - 1, 3 << 39)
+    sizes = (0, 1023, 1024, 66 << 20, 1010 << 20, (1 << 30) - 1, 3 << 39)
     assert [files.binary_size(size) for size in sizes] == [
-        "0 bytes", "1023 bytes", "1 KiB", "66 MiB", "1 GiB", "1.5 TiB"
+        "0 bytes", "1023 bytes", "1 KiB", "66 MiB", "1010 MiB", "1 GiB", "1.5 TiB"
     ]  # fmt: skip

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 from loops import case
+from reports import sample_report
 
 import tqtool
+from tqtool.report.serialize import report_to_json
 
 PACKAGE = Path(tqtool.__file__).parent
 # Each room may import those on earlier lines, and itself. `codec.codec` alone stands above the runtime that it picks.
 LAYERS = [
-    {"errors", "escapes", "parallel", "dtypes"},
+    {"errors", "escapes", "templating", "parallel", "dtypes"},
     {"rawfiles"},
     {"files"},
     {"codec", "runtime"},
@@ -56,6 +58,34 @@ def test_help_version_and_size_load_no_numpy_and_no_scipy(arguments: list[str]) 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert not set(done.stderr.split()) & {"numpy", "scipy", "jinja2"}
+
+
+def test_compare_loads_nothing_that_measures_or_reads_dumps(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text(report_to_json(sample_report()))
+    code = (
+        "import sys\n"
+        "from tqtool.__main__ import main\n"
+        "sys.argv = ['tqtool', 'compare', 'r.json', 'r.json']\n"
+        "try:\n    main()\n"
+        "finally:\n    print(*sys.modules, file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0
+    ours = {name.removeprefix("tqtool.") for name in done.stderr.split() if name.startswith("tqtool.")}
+    allowed = {"dumps", "dumps.inputs", "dumps.names", "codec", "codec.terms", "codec.sizes"}
+    heavy = {
+        "codec",
+        "runtime",
+        "attention",
+        "dumps",
+        "container",
+        "foreign",
+        "bench",
+        "validation",
+        "health",
+        "export",
+    }
+    assert {name for name in ours - allowed if name.split(".")[0] in heavy} == set()
 
 
 def test_the_codec_loads_scipy_only_to_solve_a_codebook() -> None:
@@ -105,7 +135,7 @@ def test_no_module_imports_upwards(module: str) -> None:
 @pytest.mark.parametrize(
     ("part", "owners"),
     [
-        ("jinja2", {"rendering", "export"}),
+        ("jinja2", {"templating"}),
         ("rich", {"rendering", "cli"}),
         ("typer", {"cli"}),
         ("scipy", {"codec"}),

@@ -12,7 +12,6 @@ from conftest import Run
 
 from tqtool.codec.sizes import AttentionLayer, KVConfig, cache_size, vector_bytes
 from tqtool.errors import UsageError
-from tqtool.rendering.answers.size import byte_text
 
 MIB = 1 << 20
 
@@ -91,21 +90,6 @@ def test_other_widths_are_refused(text: str) -> None:
 
 def test_lists_keep_their_order_and_drop_repeats() -> None:
     assert [str(c) for c in KVConfig.parse_list("k4v2,K2/V2, k4v2,")] == ["K4/V2", "K2/V2"]
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (1792, "1792 B"),
-        (3584, "3584 B"),
-        (14 * MIB, "14 MiB"),
-        (int(3.5 * MIB), "3.5 MiB"),
-        (3072 * MIB, "3 GiB"),
-    ],
-)
-def test_byte_counts_are_written_in_binary_units(count: int, text: str) -> None:
-    assert byte_text(count) == text
 
 
 LLAMA = {"num_hidden_layers": 4, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}

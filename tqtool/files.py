@@ -156,7 +156,7 @@ def binary_size(count: int) -> str:
     value, unit = float(count), 0
     while value >= 1023.5 and unit < 5:
         value, unit = value / 1024, unit + 1
-    return f"{value:.3g} {('', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB')[unit]}"
+    return f"{value:.{4 if value >= 999.5 else 3}g} {('', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB')[unit]}"
 
 
 def _publish(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -30,6 +29,7 @@ from tqtool.cli.options import (
     parse_layers,
     parse_rules,
 )
+from tqtool.cli.repeat import next_command, reproduce
 from tqtool.cli.report import Outputs, check_outputs, format_of, print_report, read_report, write_outputs
 from tqtool.codec.sizes import KVConfig
 from tqtool.errors import InputError, UsageError
@@ -47,8 +47,6 @@ MAX_REGRESS = 0.05
 RECOMMEND_WIDTHS = (2, 3, 4, 5, 6, 8)
 
 GateName = Literal["none", "strict", "balanced", "lenient"]
-SHOWN_ONLY = {"--json", "-f", "--force", "-q", "--quiet", "-v", "-vv", "--verbose", "--no-progress"}
-SHOWN_VALUES = {"--threads", "--color", "--format"}
 
 
 def validate(
@@ -253,18 +251,4 @@ def finish(report: Report, name: str, limits: Sequence[Limit], baseline: str | N
         words = f"baseline within {max_regress:.3g}"
         gate = conclude(words if name == "none" else f"{name} + {words}", [*gate.checks, *checks])
     report = replace(report, gate=gate, rows=gated_rows(report.rows, gate))
-    return replace(report, next=diagnose(report)[1])
-
-
-def reproduce(arguments: Sequence[str]) -> str:
-    """Return the command that measures the same: options that only change what is shown or how fast are left out."""
-    kept = []
-    remaining = iter(arguments)
-    for argument in remaining:
-        option = argument.partition("=")[0]
-        if option in SHOWN_VALUES or option.endswith("-out"):
-            if "=" not in argument:
-                next(remaining, None)
-        elif option not in SHOWN_ONLY:
-            kept.append(argument)
-    return shlex.join(["tqtool", *kept])
+    return replace(report, next=next_command(report, diagnose(report)))

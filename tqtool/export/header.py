@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +16,7 @@ from tqtool import __version__
 from tqtool.codec.codebook import Codebook, lloyd_max
 from tqtool.codec.terms import Law
 from tqtool.errors import UsageError
-
-if TYPE_CHECKING:
-    import jinja2
+from tqtool.templating import template
 
 HEADER_BITS = 4  # the struct of the specification holds 16 levels
 HEADER_LEVELS = 2**HEADER_BITS
@@ -87,22 +83,18 @@ def codebook_header(dims: Sequence[int], bits: Sequence[int], law: Law = "beta")
     unit = Tables("unit", tuple(_row(book, *book.unit_tables) for book in books))
     centered = Tables("centered", tuple(_row(book, *book.tables) for book in books))
     lists = f"--dims {','.join(map(str, dims))} --bits {','.join(map(str, bits))}"
-    return (
-        _environment()
-        .from_string(_template("tq_codebooks.h.j2"))
-        .render(
-            version=__version__,
-            command=f"tqtool gen-codebooks {lists} --law {law}",
-            method=METHODS[law],
-            dims=dims,
-            books=books,
-            unit=unit,
-            centered=centered,
-            sha256=hashlib.sha256(unit.payload + centered.payload).hexdigest(),
-            max_boundaries=HEADER_BOUNDARIES,
-            max_levels=HEADER_LEVELS,
-            row_bytes=4 * ROW_WORDS,
-        )
+    return template("tq_codebooks.h.j2", {"c_float": c_float})(
+        version=__version__,
+        command=f"tqtool gen-codebooks {lists} --law {law}",
+        method=METHODS[law],
+        dims=dims,
+        books=books,
+        unit=unit,
+        centered=centered,
+        sha256=hashlib.sha256(unit.payload + centered.payload).hexdigest(),
+        max_boundaries=HEADER_BOUNDARIES,
+        max_levels=HEADER_LEVELS,
+        row_bytes=4 * ROW_WORDS,
     )
 
 
@@ -125,19 +117,3 @@ def _row(book: Codebook, boundaries: NDArray[np.float32], centroids: NDArray[np.
         np.pad(centroids, (0, spare)),
         book.distortion,
     )
-
-
-def _template(name: str) -> str:
-    return (resources.files("tqtool") / "templates" / name).read_text("utf-8")
-
-
-@functools.cache
-def _environment() -> jinja2.Environment:
-    import jinja2
-
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    filters: dict[str, Any] = {"c_float": c_float}
-    environment.filters.update(filters)
-    return environment

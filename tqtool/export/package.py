@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import resources
 
-import jinja2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +14,7 @@ from tqtool.codec.spec import CodecSpec
 from tqtool.codec.terms import Law
 from tqtool.errors import UsageError
 from tqtool.export.header import codebook_header
+from tqtool.templating import template, template_text
 
 PER_LINE = 8  # words on a line of tq_golden.h; twice as many bytes
 
@@ -31,13 +31,13 @@ def export_files(dims: Sequence[int], bits: Sequence[int], law: Law = "beta", se
     default = () if {2, 4} <= set(bits) else (max(bits), min(bits))
     return {
         "tq_codebooks.h": codebook_header(dims, bits, law),
-        "turboquant.h": _packaged("runtime/turboquant.h"),
-        "turboquant.c": _packaged("runtime/turboquant.c"),
-        "turboquant_kernels.h": _packaged("runtime/turboquant_kernels.h"),
-        "turboquant_avx512.h": _packaged("runtime/turboquant_avx512.h"),
-        "test_turboquant.c": _packaged("templates/test_turboquant.c"),
+        "turboquant.h": _runtime("turboquant.h"),
+        "turboquant.c": _runtime("turboquant.c"),
+        "turboquant_kernels.h": _runtime("turboquant_kernels.h"),
+        "turboquant_avx512.h": _runtime("turboquant_avx512.h"),
+        "test_turboquant.c": template_text("test_turboquant.c"),
         "tq_golden.h": golden_header(dims, bits, law, seed, command),
-        "Makefile": _packaged("templates/export_Makefile"),
+        "Makefile": template_text("export_Makefile"),
         "README.md": _render(
             "export_README.md.j2", command=command, dims=dims, bits=bits, law=law, seed=seed, default_bits=default
         ),
@@ -73,12 +73,9 @@ def _lines(values: NDArray[np.unsignedinteger], form: str, size: int) -> list[st
     return [", ".join(words[i : i + size]) for i in range(0, len(words), size)]
 
 
-def _packaged(name: str) -> str:
-    return (resources.files("tqtool") / name).read_text("utf-8")
+def _runtime(name: str) -> str:
+    return (resources.files("tqtool.runtime") / name).read_text("utf-8")
 
 
 def _render(name: str, **values: object) -> str:
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    return environment.from_string(_packaged(f"templates/{name}")).render(version=__version__, **values)
+    return template(name)(version=__version__, **values)

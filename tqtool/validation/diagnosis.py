@@ -1,8 +1,7 @@
-"""What the numbers say, in at most three sentences, and the one command to try next."""
+"""What the numbers say: findings, each a rule and a sentence; a report shows the first three."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, islice
 
@@ -24,8 +23,8 @@ STAND_IN = " (UNVERIFIED: keys stood in for the queries)"
 BOUNDARY_LAYERS = 6  # fewer layers have no middle
 
 
-def diagnose(report: Report) -> tuple[tuple[Finding, ...], str]:
-    """Return the findings, dumps before synthetic sets and the gravest rules first, and the next command or ""."""
+def diagnose(report: Report) -> tuple[Finding, ...]:
+    """Return the findings, dumps before synthetic sets and the gravest rules first; `MOST` of them are shown."""
     sources = sorted(report.sources, key=lambda source: source.kind != "dump")
     found: list[Finding] = []
     for source in sources:
@@ -38,7 +37,7 @@ def diagnose(report: Report) -> tuple[tuple[Finding, ...], str]:
                 Finding(name, f"{text.removesuffix('.')}{rests}.", source.name, row.config)
                 for row, text in rule(source, rows, report)
             ]
-    return tuple(found[:MOST]), next_command(report, found)
+    return tuple(found)
 
 
 Found = Iterator[tuple[Row, str]]  # the row that shows it, the sentence
@@ -177,41 +176,3 @@ WITHOUT_QUERIES: tuple[Rule, ...] = (_rotation_not_spreading,)  # judged by what
 def damage(row: Row) -> tuple[float, float]:
     """Return what orders rows as perplexity does: attention KL first, value read-out error second."""
     return row.metrics["kl"].mean, row.metrics["v_readout_err"].mean
-
-
-def next_command(report: Report, found: Sequence[Finding]) -> str:
-    """Return one command to copy, fitted to what was found, or ""."""
-    dumps = [source for source in report.sources if source.kind == "dump"]
-    if not dumps or not report.command:
-        return ""
-    source = dumps[0]
-    if source.query_source == "proxy":
-        return f"{report.command} --q QUERIES.npy"
-    if source.name == "sample":
-        return "tqtool validate FOLDER   # with layer07_k.npy, layer07_v.npy, layer07_q.npy, one of each a layer"
-    if all(row.kind == "control" for row in report.rows):
-        return without_config(report.command)
-    if any(one.rule == "key_offset" and one.source == source.name for one in found):
-        return f"{report.command} --center-keys"
-    if any(one.rule == "boundary_layers" and one.source == source.name for one in found):
-        return f"{report.command} --protect-layers first{BOUNDARY},last{BOUNDARY}"
-    if report.gate.name != "none":
-        return "" if report.gate.passed or report.recommendations else f"{report.command} --recommend"
-    good = [row for row in report.rows if row.source == source.name and row.level in ("balanced", "strict")]
-    good = [row for row in good if row.kind == "turboquant"]
-    if not good:
-        return "" if report.recommendations else f"{report.command} --recommend"
-    best = min(good, key=lambda row: row.bits_per_value)
-    return f"{without_config(report.command)} -c {best.config} --gate balanced"
-
-
-def without_config(command: str) -> str:
-    """Return the command without its -c or --config."""
-    kept = []
-    remaining = iter(shlex.split(command))
-    for word in remaining:
-        if word in ("-c", "--config"):
-            next(remaining, None)
-        elif not word.startswith("--config="):
-            kept.append(word)
-    return shlex.join(kept)

@@ -29,7 +29,7 @@ from tqtool.report.params import Params
 from tqtool.report.serialize import rounded
 from tqtool.validation.coders import CONTROL, configurations
 from tqtool.validation.dataset import Dataset, Head, head_of
-from tqtool.validation.diagnosis import diagnose
+from tqtool.validation.diagnosis import MOST, diagnose
 from tqtool.validation.facts import cross_check, recommended, source_of, warnings_of
 from tqtool.validation.measure import HeadResult, Plan, measure_head, values_per_query
 from tqtool.validation.rows import Measured, layers_of, rows_of
@@ -196,8 +196,7 @@ def validate(
         environment=environment(),
         run={},
     )
-    findings, following = diagnose(report)
-    return replace(report, diagnosis=findings, next=following)
+    return replace(report, diagnosis=diagnose(report)[:MOST])
 
 
 def judged(rows: Sequence[Row], source: Source) -> list[Row]:

@@ -68,11 +68,7 @@ def container_json(container: Container, damage: Sequence[Damage] | None) -> dic
             for entry in container.entries
         ],
         "unknown_metadata": list(container.unknown),
-        "damage": None
-        if damage is None
-        else [
-            {"tensor": each.tensor, "chunk": each.chunk, "chunks": each.chunks, "rows": each.rows} for each in damage
-        ],
+        "damage": None if damage is None else list(map(_damage_json, damage)),
     }
 
 

@@ -7,19 +7,8 @@ from typing import Any
 
 from tqtool.codec.sizes import AttentionLayer, CacheSize, KVConfig
 from tqtool.codec.terms import Meta
+from tqtool.files import binary_size
 from tqtool.rendering.tables import Column, table_text
-
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-
-
-def byte_text(count: int) -> str:
-    """Return a byte count in the largest binary unit that keeps it at 1 or more: `1792 B`, `3.5 MiB`."""
-    value = float(count)
-    unit = 0
-    while value >= 1024 * (10 if unit == 0 else 1) and unit + 1 < len(UNITS):
-        value /= 1024
-        unit += 1
-    return f"{value:.4g} {UNITS[unit]}" if unit else f"{count} B"
 
 
 def shape_text(layers: Sequence[AttentionLayer]) -> str:
@@ -62,10 +51,10 @@ def size_text(
     rows = [
         [
             str(config),
-            byte_text(size.payload),
-            byte_text(size.total),
+            binary_size(size.payload),
+            binary_size(size.total),
             str(size.total),
-            byte_text(size.float32),
+            binary_size(size.float32),
             ratio_text(size.float32, size.total),
             ratio_text(size.float32, size.payload),
             ratio_text(size.float16, size.total),

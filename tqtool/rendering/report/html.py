@@ -4,12 +4,13 @@ Selection, hover and folding are CSS and HTML alone, so the page is the same wit
 forbids them. The template is `templates/report.html.j2`; this module gives it numbers as text and plots as coordinates.
 """
 
+from __future__ import annotations
+
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from tqtool.rendering.report import figures
@@ -19,6 +20,7 @@ from tqtool.rendering.report.specification import compared_sources
 from tqtool.report.gates import LEVELS, limit_of, split_metric
 from tqtool.report.model import METRICS, LayerValues, Report, Row, Source
 from tqtool.report.serialize import to_plain
+from tqtool.templating import template
 
 MAP_METRICS = ("kl", "tv", "v_readout_err", "rel_err", "cos")
 MAP_CELLS = 4000  # a heat map with more is drawn with one mean and one worst head per layer
@@ -49,7 +51,7 @@ def report_html(report: Report) -> str:
     )
     gated = figures.is_gated(report)
     sources = [_source(report, source, gated, binned=cells > PAGE_CELLS) for source in report.sources]
-    page: str = _template().render(
+    return _template()(
         report=report,
         gated=gated,
         headline=figures.headline(report),
@@ -66,7 +68,6 @@ def report_html(report: Report) -> str:
         goal=figures.recommendation_goal,
         json=report_data(report),
     )
-    return page
 
 
 def report_data(report: Report) -> str:
@@ -76,17 +77,8 @@ def report_data(report: Report) -> str:
 
 
 @cache
-def _template() -> Any:
-    import jinja2
-
-    environment = jinja2.Environment(
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {
+def _template() -> Callable[..., str]:
+    filters: dict[str, Callable[..., str]] = {
         "figure": figure,
         "base": lambda name: split_metric(name)[0],
         "mean": figures.mean_text,
@@ -96,7 +88,7 @@ def _template() -> Any:
         "worst": figures.worst_text,
         "shortfall": figures.shortfall,
     }
-    return environment.from_string((files("tqtool") / "templates" / "report.html.j2").read_text(encoding="utf-8"))
+    return template("report.html.j2", filters, html=True)
 
 
 def _source(report: Report, source: Source, gated: bool, *, binned: bool) -> dict[str, Any]:
