@@ -45,7 +45,16 @@ def test_import_tqtool_is_light() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["validate", "--help"], ["compress", "-h"], ["bench", "-h"], ["size"]]
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["validate", "--help"],
+        ["compress", "-h"],
+        ["bench", "-h"],
+        ["capture", "-h"],
+        ["size"],
+    ],
 )
 def test_help_version_and_size_load_no_numpy_and_no_scipy(arguments: list[str]) -> None:
     code = (
@@ -57,7 +66,7 @@ def test_help_version_and_size_load_no_numpy_and_no_scipy(arguments: list[str]) 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0
-    assert not set(done.stderr.split()) & {"numpy", "scipy", "jinja2"}
+    assert not set(done.stderr.split()) & {"numpy", "scipy", "jinja2", "torch", "transformers"}
 
 
 def test_compare_loads_nothing_that_measures_or_reads_dumps(tmp_path: Path) -> None:

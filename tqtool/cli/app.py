@@ -16,6 +16,7 @@ import typer
 from tqtool import __version__
 from tqtool.cli import output
 from tqtool.cli.bench import bench
+from tqtool.cli.capture import capture
 from tqtool.cli.check_codebooks import check_codebooks
 from tqtool.cli.compare import compare
 from tqtool.cli.compress import compress
@@ -84,6 +85,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of the help
     inspect,
     size,
     validate,
+    capture,
     report,
     compare,
     gen_codebooks,
