@@ -1,8 +1,7 @@
-"""The recipes of docs/recipes.md, run word by word on arrays of the layouts that they are for."""
+"""The recipes of docs/model.md, run word by word on arrays of the layouts that they are for."""
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 from pathlib import Path
@@ -22,7 +21,7 @@ from tqtool.dumps.dump import Dump, load_dump
 RECIPES = dict(
     re.findall(
         r"```python\n# recipe: (\S+)\n(.*?)```",
-        (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(),
+        (Path(__file__).parents[1] / "docs" / "model.md").read_text(),
         re.DOTALL,
     )
 )
@@ -95,35 +94,6 @@ def test_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: AnyAr
     layers.append(SimpleNamespace(keys=None, values=None))  # a layer of another kind
     cook("transformers", tmp_path, monkeypatch, cache=SimpleNamespace(layers=layers))
     holds(load_dump(tmp_path / "cache.safetensors"), bf16)
-
-
-def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: AnyArray) -> None:
-    """On a stand-in for a model that rotates queries and keys as transformers' models do."""
-    fake_torch(monkeypatch)
-    path = ["transformers", "models", "llama", "modeling_llama"]
-    modules = [ModuleType(".".join(path[: i + 1])) for i in range(len(path))]
-    for parent, child in itertools.pairwise(modules):
-        setattr(parent, child.__name__.rpartition(".")[2], child)
-    for module in modules:
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    modeling: Any = modules[-1]
-    modeling.apply_rotary_pos_emb = lambda q, k, cos, sin, unsqueeze_dim=1: (Tensor(-q.values), Tensor(k.values))
-    queries = np.random.default_rng(8).standard_normal((LAYERS, 1, 2 * HEADS, 300, DIM)).astype(np.float16)
-    long = np.concatenate([kv] * 9, axis=3)[:, :, :, :300]
-
-    def model(input_ids: object, *, use_cache: bool) -> Any:
-        layers = []
-        for q, (k, v) in zip(queries, long, strict=True):
-            _, rotated = modeling.apply_rotary_pos_emb(Tensor(q), Tensor(k[None]), None, None)
-            layers.append(SimpleNamespace(keys=rotated, values=Tensor(v[None])))
-        return SimpleNamespace(past_key_values=SimpleNamespace(layers=layers))
-
-    cook("queries", tmp_path, monkeypatch, model=model, input_ids=None)
-    dump = load_dump(tmp_path / "cache.safetensors")
-    holds(dump, long)
-    assert [layer.queries for layer in dump.layers] == [256] * len(dump.layers)
-    q, _, _ = dump.layers[1].arrays()
-    assert_array_equal(q, -queries[1, 0, :, -256:].astype(np.float32))
 
 
 def test_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: AnyArray) -> None:

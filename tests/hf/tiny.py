@@ -28,6 +28,7 @@ COMMON: dict[str, Any] = {
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    "initializer_range": 0.15,  # attention far from uniform, so that a wrong scale or soft cap shows
 }
 
 

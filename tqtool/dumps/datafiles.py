@@ -98,7 +98,7 @@ def _unknown_format(start: bytes, shown: str) -> InputError:
     if (start[:1] == b"\x80" and start[1] in range(2, 6)) or Path(shown).suffix in (".pkl", ".pickle"):
         return npy.pickled(shown, torch=False)
     known = {
-        b"GGUF": "this is a GGUF model file; dump the cache as docs/recipes.md shows",
+        b"GGUF": "this is a GGUF model file; tqtool capture makes a dump of it",
         b"\x1f\x8b": "this is gzip; gunzip it first",
         b"\x28\xb5\x2f\xfd": "this is zstd; unpack it first",
         b"\x89HDF": "this is HDF5; convert it with h5py and np.save",
