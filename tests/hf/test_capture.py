@@ -137,7 +137,7 @@ def test_a_wrong_fact_would_show(name: str, fact: str, other: Any, tmp_path: Pat
     arrays = arrays_of(tmp_path / "dump", layer)
     assert layer[fact] != other
     right, wrong = weights_of(layer, arrays), weights_of(layer | {fact: other}, arrays)
-    assert np.abs(right - wrong).max() > 1e-2
+    assert np.abs(right - wrong).max() > 1e-3  # 50 times what they allow
 
 
 @every_architecture
