@@ -9,7 +9,8 @@
  */
 
 #define TQ_512 static inline __attribute__((always_inline, target("avx2,f16c,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")))
-#define TQ_512_OUTER static __attribute__((target("avx2,f16c,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")))
+#define TQ_512_OUTER \
+    static __attribute__((target("avx2,f16c,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi"), aligned(64)))
 #define TQ_TOGETHER 4 /* queries that share a look-up */
 
 /* log2 of how often the lanes are filled by the part that begins at coordinate j of `padded`, a multiple of 16. */

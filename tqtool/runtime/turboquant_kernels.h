@@ -355,7 +355,7 @@ FN_INLINE VU FN(search)(const tq_side *t, const VF levels[4], VF y, int bits) {
 
 /* Codes of y as words of the packed rows; energy = C and, with `products`, product = S of the format's step 5. */
 FN_INLINE void FN(quantize_tile)(const tq_side *t, const VF *y, size_t dim, VU *words, VD energy[HALVES],
-                                 VD product[HALVES], int bits, bool products) {
+                                 VD product[HALVES], int bits, bool products, bool squares) {
     const VF squares_lo = FN(read)(t->squares), squares_hi = FN(read)(t->squares + 8);
     const VF centroids_lo = FN(read)(t->centroids), centroids_hi = FN(read)(t->centroids + 8);
     const VF levels[4] = {FN(broadcast)(t->tree[1]), FN(read)(t->tree + 2), FN(read)(t->tree + 4),
@@ -369,9 +369,12 @@ FN_INLINE void FN(quantize_tile)(const tq_side *t, const VF *y, size_t dim, VU *
         VU four = {0};
         TQ_UNROLL for (int i = 0; i < 4; i++, y++) {
             const VU index = FN(search)(t, levels, *y, bits);
-            VF found = FN(lookup)(t->squares, squares_lo, squares_hi, index, bits);
-            FN(widen)(&found, wide);
-            for (int h = 0; h < HALVES; h++) energy[h] += wide[h];
+            VF found;
+            if (squares) {
+                found = FN(lookup)(t->squares, squares_lo, squares_hi, index, bits);
+                FN(widen)(&found, wide);
+                for (int h = 0; h < HALVES; h++) energy[h] += wide[h];
+            }
             if (products) {
                 found = FN(lookup)(t->centroids, centroids_lo, centroids_hi, index, bits);
                 FN(widen)(&found, wide);
@@ -392,16 +395,57 @@ FN_INLINE void FN(quantize_tile)(const tq_side *t, const VF *y, size_t dim, VU *
     *words = word;
 }
 
+#if LANES == 8
+/* C from words of eight 4-bit codes: the squares' digits, bytes of seven bits, are summed as integers. */
+FN_INLINE void FN(energy_of_words)(const tq_side *t, const VU *words, size_t count, VD energy[HALVES], int digits) {
+    const __m256i low = _mm256_set1_epi8(0x0f), ones = _mm256_set1_epi8(1), pairs = _mm256_set1_epi16(1);
+    __m256i sums[TQ_MAX_DIGITS], digit[TQ_MAX_DIGITS];
+    TQ_UNROLL for (int p = 0; p < TQ_MAX_DIGITS; p++) {
+        sums[p] = _mm256_setzero_si256();
+        digit[p] = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)t->digits[p]));
+    }
+    for (size_t from = 0; from < count; from += 64) { /* so many sums of four digits fit 16 bits */
+        const size_t end = count - from < 64 ? count : from + 64;
+        __m256i part[TQ_MAX_DIGITS];
+        TQ_UNROLL for (int p = 0; p < TQ_MAX_DIGITS; p++) part[p] = _mm256_setzero_si256();
+        for (size_t w = from; w < end; w++) {
+            const __m256i even = _mm256_and_si256((__m256i)words[w], low);
+            const __m256i odd = _mm256_and_si256(_mm256_srli_epi16((__m256i)words[w], 4), low);
+            TQ_UNROLL for (int p = 0; p < digits; p++) {
+                const __m256i two = _mm256_add_epi8(_mm256_shuffle_epi8(digit[p], even), _mm256_shuffle_epi8(digit[p], odd));
+                part[p] = _mm256_add_epi16(part[p], _mm256_maddubs_epi16(two, ones));
+            }
+        }
+        TQ_UNROLL for (int p = 0; p < digits; p++)
+            sums[p] = _mm256_add_epi32(sums[p], _mm256_madd_epi16(part[p], pairs));
+    }
+    double weight = t->digit_unit;
+    for (int h = 0; h < HALVES; h++) energy[h] = _mm256_setzero_pd();
+    for (int p = 0; p < digits; p++, weight *= 128.0) {
+        const __m256d factor = _mm256_set1_pd(weight);
+        energy[0] += _mm256_cvtepi32_pd(_mm256_castsi256_si128(sums[p])) * factor;
+        energy[1] += _mm256_cvtepi32_pd(_mm256_extracti128_si256(sums[p], 1)) * factor;
+    }
+}
+#endif
+
 static TQ_TARGET void FN(quantize)(const tq_side *t, const VF *y, size_t dim, VU *words, VD energy[HALVES],
                                    VD product[HALVES]) {
     const bool products = t->table.scale_rule == FA_TQ_LSQ || t->table.scale_rule == FA_TQ_UNBIASED;
-    if (t->bits == 2 && !products) FN(quantize_tile)(t, y, dim, words, energy, product, 2, false);
-    else if (t->bits == 3 && !products) FN(quantize_tile)(t, y, dim, words, energy, product, 3, false);
-    else if (t->bits == 4 && !products) FN(quantize_tile)(t, y, dim, words, energy, product, 4, false);
-    else if (t->bits == 2) FN(quantize_tile)(t, y, dim, words, energy, product, 2, true);
-    else if (t->bits == 3) FN(quantize_tile)(t, y, dim, words, energy, product, 3, true);
-    else if (t->bits == 4) FN(quantize_tile)(t, y, dim, words, energy, product, 4, true);
-    else FN(quantize_tile)(t, y, dim, words, energy, product, t->bits, products);
+    if (t->bits == 2 && !products) FN(quantize_tile)(t, y, dim, words, energy, product, 2, false, true);
+    else if (t->bits == 3 && !products) FN(quantize_tile)(t, y, dim, words, energy, product, 3, false, true);
+#if LANES == 8
+    else if (t->bits == 4 && !products && dim % 8 == 0 && t->digit_count > 0) {
+        FN(quantize_tile)(t, y, dim, words, energy, product, 4, false, false);
+        if (t->digit_count == 5) FN(energy_of_words)(t, words, dim / 8, energy, 5);
+        else FN(energy_of_words)(t, words, dim / 8, energy, t->digit_count);
+    }
+#endif
+    else if (t->bits == 4 && !products) FN(quantize_tile)(t, y, dim, words, energy, product, 4, false, true);
+    else if (t->bits == 2) FN(quantize_tile)(t, y, dim, words, energy, product, 2, true, true);
+    else if (t->bits == 3) FN(quantize_tile)(t, y, dim, words, energy, product, 3, true, true);
+    else if (t->bits == 4) FN(quantize_tile)(t, y, dim, words, energy, product, 4, true, true);
+    else FN(quantize_tile)(t, y, dim, words, energy, product, t->bits, products, true);
 }
 
 /* The float that decoding multiplies by. */
