@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,23 +16,10 @@ import tqtool
 from tqtool.report.serialize import report_to_json
 
 PACKAGE = Path(tqtool.__file__).parent
-# Each room may import those on earlier lines, and itself. `codec.codec` alone stands above the runtime that it picks.
-LAYERS = [
-    {"errors", "escapes", "templating", "parallel", "dtypes"},
-    {"rawfiles"},
-    {"files"},
-    {"codec", "runtime"},
-    {"attention"},
-    {"dumps"},
-    {"health", "foreign", "export"},
-    {"container", "bench", "doctor"},
-    {"report"},
-    {"validation"},
-    {"hf"},
-    {"rendering"},
-    {"cli"},
-    {"__main__"},
-]
+TABLE = (PACKAGE.parent / "CONTRIBUTING.md").read_text("utf-8")
+# Rows of `| room | modules in the order of their imports | …`, the rows in that order too.
+ROWS = re.findall(r"^\| (?:`([a-z.]+)` )?\| ((?:`\w+` )+)\|", TABLE, re.MULTILINE)
+ORDER = [f"{room}.{name}".lstrip(".") for room, names in ROWS for name in re.findall(r"\w+", names)]
 
 
 def loaded_after(statement: str) -> set[str]:
@@ -112,7 +100,7 @@ def imported(path: Path) -> set[str]:
     """Modules of the package that a file imports anywhere, types included."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tqtool":
+        if isinstance(node, ast.ImportFrom) and is_ours(node):
             base = (node.module or "").removeprefix("tqtool").removeprefix(".")
             found |= {f"{base}.{alias.name}".strip(".") for alias in node.names} & MODULES.keys() or {
                 base
@@ -124,21 +112,32 @@ def room_of(module: str) -> str:
     return module.split(".")[0]
 
 
-def test_no_module_imports_in_a_circle() -> None:
-    edges = {name: imported(path) - {name} for name, path in MODULES.items()}
-    done: set[str] = set()
-    while edges:
-        ready = {name for name, needs in edges.items() if needs <= done}
-        assert ready, f"a circle of imports among {sorted(edges)}"
-        done |= ready
-        edges = {name: needs for name, needs in edges.items() if name not in ready}
+def test_the_table_of_contributing_names_every_module_once() -> None:
+    assert sorted(ORDER) == sorted(MODULES), "add it to the table of CONTRIBUTING.md, behind all that it imports"
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_no_module_imports_upwards(module: str) -> None:
-    position = {room: i for i, layer in enumerate(LAYERS) for room in layer}
-    for needed in imported(MODULES[module]):
-        assert position[room_of(needed)] <= position[room_of(module)], f"{needed} stands above {module}"
+def test_a_module_imports_only_what_stands_before_it(module: str) -> None:
+    """No circle, and no room that reaches up: imports for types count as any other."""
+    above = imported(MODULES[module]) - set(ORDER[: ORDER.index(module)])
+    assert not above, "the table of CONTRIBUTING.md is the order of imports"
+
+
+def test_only_what_help_loads_imports_our_modules_for_types_alone() -> None:
+    """The commands and their answers, which would load NumPy for `--help`; elsewhere an import is an import."""
+    for name, path in MODULES.items():
+        with case(module=name):
+            blocks = [node for node in ast.walk(ast.parse(path.read_text())) if is_for_types(node)]
+            ours = [part for block in blocks for part in ast.walk(block) if is_ours(part)]
+            assert not ours or name.startswith(("cli.", "rendering.answers."))
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def is_ours(node: ast.AST) -> bool:
+    return isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tqtool"
 
 
 @pytest.mark.parametrize(

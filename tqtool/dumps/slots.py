@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tqtool.dumps.arrays import ArraySource
+from tqtool.dumps.dump import DumpLayer
 from tqtool.errors import InputError
-
-if TYPE_CHECKING:
-    from tqtool.dumps.dump import DumpLayer
 
 End = Literal["first", "last"]
 FEWEST_ALIKE = 2  # one zero vector is enough; others need a neighbour to be alike
