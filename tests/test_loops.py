@@ -41,7 +41,7 @@ def called(node: ast.AST) -> str:
     return getattr(function, "attr", getattr(function, "id", ""))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(TESTS)))
 def test_an_assertion_in_a_loop_says_which_case_failed(path: Path) -> None:
     lines = list(nameless(ast.parse(path.read_text("utf-8"))))
     assert not lines, f"{path.name}, lines {lines}: parametrise, or write `with case(name=name):` in the loop"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from loops import case
 
 torch = pytest.importorskip("torch", reason="needs the extra tqtool[hf]")
 
@@ -118,7 +119,7 @@ def test_stand_ins_have_a_shape_and_nothing_else(touch: Any) -> None:
     assert (keys.shape, keys.dtype, keys.device) == ((1, 2, 6, 16), x.dtype, x.device)
     assert repr(keys) == "PackedTensor(layer 1, shape=(1, 2, 6, 16), 4 bits)"
     for each in (keys, values):
-        with pytest.raises(InputError, match="layer 1: the model computes"):
+        with case(each=each), pytest.raises(InputError, match="layer 1: the model computes"):
             touch(each)
 
 
@@ -128,8 +129,9 @@ def test_another_attention_function_gets_keys() -> None:
     x = torch.randn(1, 2, 5, 16)
     layer.update(x, x)
     for function, kind in (("tqtool", attention.PackedTensor), ("sdpa", torch.Tensor), ("eager", torch.Tensor)):
-        model.set_attn_implementation(function)
-        assert type(layer.update(x[:, :, :1], x[:, :, :1])[0]) is kind
+        with case(function=function, kind=kind):
+            model.set_attn_implementation(function)
+            assert type(layer.update(x[:, :, :1], x[:, :, :1])[0]) is kind
 
 
 def test_without_a_cache_it_is_pytorchs_attention() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import case
 
 torch = pytest.importorskip("torch", reason="needs the extra tqtool[hf]")
 
@@ -120,14 +121,16 @@ def test_a_layer_holds_what_our_cache_holds(window: int, sinks: int, meta: Any) 
     ours = TurboQuantCache(KVConfig(4, 2), layers=1, kv_heads=2, head_dim=32, max_seq_len=64, batch=3, **rules)
     rng = np.random.default_rng(0)
     for count, cut in ((7, 0), (1, 0), (12, 4), (1, 0), (2, 0), (1, 3), (20, 0)):
-        k, v = rng.normal(size=(2, 3, count, 2, 32)).astype(np.float32)
-        ours.append(0, k, v)
-        read = layer.update(*(torch.from_numpy(x).transpose(1, 2) for x in (k, v)))
-        for x, held in zip(read, (ours.keys(0), ours.values(0)), strict=True):
-            np.testing.assert_array_equal(x.transpose(1, 2).numpy(), held)
-        ours.truncate(ours.seq_len - cut)
-        layer.crop(-cut)
-        assert layer.get_seq_length() == ours.seq_len
+        with case(count=count, cut=cut):
+            k, v = rng.normal(size=(2, 3, count, 2, 32)).astype(np.float32)
+            ours.append(0, k, v)
+            read = layer.update(*(torch.from_numpy(x).transpose(1, 2) for x in (k, v)))
+            for side, x, held in zip("kv", read, (ours.keys(0), ours.values(0)), strict=True):
+                with case(side=side):
+                    np.testing.assert_array_equal(x.transpose(1, 2).numpy(), held)
+            ours.truncate(ours.seq_len - cut)
+            layer.crop(-cut)
+            assert layer.get_seq_length() == ours.seq_len
 
 
 def test_the_running_chunk_is_exact_and_the_window_before_it() -> None:
@@ -135,10 +138,11 @@ def test_the_running_chunk_is_exact_and_the_window_before_it() -> None:
     chunks = torch.randn(3, 1, 2, 6, 16, generator=torch.Generator().manual_seed(0))
     whole = torch.cat(list(chunks), 2)
     for i, chunk in enumerate(chunks):
-        keys, _ = layer.update(chunk, chunk)
-        same = (keys == whole[:, :, : keys.shape[2]]).all(-1).all(1)[0]
-        first = 6 * i
-        assert same.nonzero()[:, 0].tolist() == sorted({0, *range(max(first - 3, 0), first + 6)})
+        with case(i=i):
+            keys, _ = layer.update(chunk, chunk)
+            same = (keys == whole[:, :, : keys.shape[2]]).all(-1).all(1)[0]
+            first = 6 * i
+            assert same.nonzero()[:, 0].tolist() == sorted({0, *range(max(first - 3, 0), first + 6)})
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -196,9 +200,10 @@ def test_a_padded_sequence_is_that_sequence_alone() -> None:
     both = prompt(2)
     alone = {name: x[:1, 5:] for name, x in both.items()}
     for name in ("sdpa", "tqtool"):
-        model.set_attn_implementation(name)
-        answers = [generated(model, turboquant_cache(model.config, "K6/V6"), each) for each in (both, alone)]
-        assert torch.equal(answers[0].sequences[0, 5:], answers[1].sequences[0])
+        with case(name=name):
+            model.set_attn_implementation(name)
+            answers = [generated(model, turboquant_cache(model.config, "K6/V6"), each) for each in (both, alone)]
+            assert torch.equal(answers[0].sequences[0, 5:], answers[1].sequences[0])
 
 
 def test_chunks_are_the_whole_where_every_token_is_quantized(model: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import case
 
 torch = pytest.importorskip("torch", reason="needs the extra tqtool[hf]")
 
@@ -130,8 +131,9 @@ def test_a_container_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_an_empty_cache_is_not_saved(tmp_path: Path) -> None:
     config = tiny_model("LlamaConfig").config
     for cache in (turboquant_cache(config), DynamicCache(config=config)):
-        error = refusal(lambda cache=cache: save_cache(cache, tmp_path / "x.tq.safetensors"))
-        assert "holds no codes" in str(error)
+        with case(cache=type(cache).__name__):
+            error = refusal(lambda cache=cache: save_cache(cache, tmp_path / "x.tq.safetensors"))
+            assert "holds no codes" in str(error)
     assert not list(tmp_path.iterdir())
 
 
