@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import case
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
@@ -91,9 +92,10 @@ def logits_of(loaded: LoadedModel, chunk: int) -> torch.Tensor:
 def test_listening_changes_no_bit_of_the_logits(one: Architecture) -> None:
     loaded = loaded_tiny(one.config, **one.settings)
     for chunk in (TOKENS, CHUNK):
-        plain = logits_of(loaded, chunk)
-        with taps.listening(loaded, lambda call: None):
-            assert torch.equal(logits_of(loaded, chunk), plain)
+        with case(chunk=chunk):
+            plain = logits_of(loaded, chunk)
+            with taps.listening(loaded, lambda call: None):
+                assert torch.equal(logits_of(loaded, chunk), plain)
 
 
 @every_architecture
@@ -106,9 +108,10 @@ def test_a_dump_gives_the_attention_weights_that_the_model_returns(one: Architec
     attending = [layer for layer in layers if layer["kind"] != "linear"]
     assert len(returned) == len(attending)
     for layer, expected in zip(attending, returned, strict=True):
-        assert layer["score_bias"] is None
-        if layer["kind"] != "shared":
-            assert_allclose(weights_of(layer, arrays_of(tmp_path / "dump", layer)), expected, atol=2e-5)
+        with case(layer=layer, expected=expected):
+            assert layer["score_bias"] is None
+            if layer["kind"] != "shared":
+                assert_allclose(weights_of(layer, arrays_of(tmp_path / "dump", layer)), expected, atol=2e-5)
 
 
 def n_eff_of(weights: Array) -> float:
@@ -163,12 +166,14 @@ def test_chunks_give_the_dump_of_the_whole(one: Architecture, tmp_path: Path) ->
     loaded = loaded_tiny(one.config, **one.settings)
     whole = dump_of(loaded, tmp_path / "whole", chunk=TOKENS)
     for chunk in (CHUNK, 1) if one.name in ("Llama", "Gemma2", "DeepseekV3") else (CHUNK,):
-        parts = dump_of(loaded, tmp_path / f"parts{chunk}", chunk=chunk)
-        assert parts == whole
-        for layer in whole["layers"]:
-            expected = arrays_of(tmp_path / "whole", layer)
-            for part, x in arrays_of(tmp_path / f"parts{chunk}", layer).items():
-                assert_allclose(x, expected[part], atol=5e-4)
+        with case(chunk=chunk):
+            parts = dump_of(loaded, tmp_path / f"parts{chunk}", chunk=chunk)
+            assert parts == whole
+            for layer in whole["layers"]:
+                expected = arrays_of(tmp_path / "whole", layer)
+                for part, x in arrays_of(tmp_path / f"parts{chunk}", layer).items():
+                    with case(layer=layer, part=part, x=x):
+                        assert_allclose(x, expected[part], atol=5e-4)
 
 
 @pytest.mark.parametrize(
@@ -234,9 +239,10 @@ def test_the_cache_of_latent_attention_expands_to_what_it_reads(tmp_path: Path) 
 def test_files_that_are_no_keys_values_or_queries_have_no_such_name(tmp_path: Path) -> None:
     one = next(each for each in ARCHITECTURES if each.name == "DeepseekV3")
     for layer in dump_of(loaded_tiny(one.config, **one.settings), tmp_path / "dump")["layers"]:
-        kinds = {part: meaning(Path(name).stem) for part, name in layer["files"].items()}
-        assert {part: each.kind for part, each in kinds.items() if each.kind} == {"k": "k", "v": "v", "q": "q"}
-        assert {each.layer for each in kinds.values()} == {layer["layer"]}
+        with case(layer=layer):
+            kinds = {part: meaning(Path(name).stem) for part, name in layer["files"].items()}
+            assert {part: each.kind for part, each in kinds.items() if each.kind} == {"k": "k", "v": "v", "q": "q"}
+            assert {each.layer for each in kinds.values()} == {layer["layer"]}
 
 
 def test_the_manifest_names_model_text_and_versions(tmp_path: Path) -> None:
@@ -292,7 +298,8 @@ def test_chosen_layers_are_captured_and_the_others_described(tmp_path: Path) -> 
         layer | {"files": {}} for layer in everything["layers"]
     ]
     for name in chosen["layers"][1]["files"].values():
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "all" / name).read_bytes()
+        with case(name=name):
+            assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "all" / name).read_bytes()
 
 
 def test_no_layer_left_is_refused(tmp_path: Path) -> None:
@@ -332,8 +339,9 @@ def test_bfloat16_is_kept_to_the_bit(tmp_path: Path) -> None:
     for layer in manifest["layers"]:
         found = load_file(tmp_path / "dump" / layer["files"]["k"])
         for name, x in found.items():
-            assert x.dtype == torch.bfloat16
-            assert torch.equal(x, kept[name])
+            with case(layer=layer, name=name, x=x):
+                assert x.dtype == torch.bfloat16
+                assert torch.equal(x, kept[name])
 
 
 def test_npy_has_no_bfloat16(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import case
 
 torch = pytest.importorskip("torch", reason="needs the extra tqtool[hf]")
 
@@ -51,9 +52,10 @@ def test_several_texts_get_a_folder_each_and_a_dry_run_tells_them(model: str, tq
     assert (plan["dry_run"], found["dry_run"]) == (True, False)
     assert plan["dumps"] == found["dumps"]  # what the first tokens showed was right
     for name in ("a", "b"):
-        files = sorted(path.name for path in (tmp_path / "dumps" / name).iterdir())
-        assert files == sorted([f"layer{n:02d}_{side}.npy" for n in (0, 2) for side in "kvq"] + ["manifest.json"])
-        assert np.load(tmp_path / "dumps" / name / "layer02_k.npy").dtype == np.float16
+        with case(name=name):
+            files = sorted(path.name for path in (tmp_path / "dumps" / name).iterdir())
+            assert files == sorted([f"layer{n:02d}_{side}.npy" for n in (0, 2) for side in "kvq"] + ["manifest.json"])
+            assert np.load(tmp_path / "dumps" / name / "layer02_k.npy").dtype == np.float16
     assert not (np.load(tmp_path / "dumps/a/layer00_k.npy") == np.load(tmp_path / "dumps/b/layer00_k.npy")).all()
 
 
