@@ -78,7 +78,8 @@ def test_no_script_runs_and_the_data_is_complete(page: Page) -> None:
     plain = json.loads(page.script)
     assert plain.pop("run") == {}
     assert plain == {k: v for k, v in json.loads(report_to_json(sample_report())).items() if k != "run"}
-    assert report_from_json(page.script).rows == report_from_json(report_to_json(sample_report())).rows
+    # by their text: from Python 3.13 on a NaN makes a dataclass unequal to itself
+    assert repr(report_from_json(page.script).rows) == repr(report_from_json(report_to_json(sample_report())).rows)
 
 
 def test_data_cannot_end_its_element() -> None:

@@ -21,8 +21,8 @@ from tqtool.export.compiler import c_compiler
 from tqtool.parallel import default_threads
 from tqtool.runtime import binding as runtime
 
-PACKAGES = ("numpy", "scipy", "typer", "rich", "jinja2", "safetensors", "ml_dtypes", "cffi")
-EXTRAS = ("torch", "transformers")
+PACKAGES = ("numpy", "scipy", "typer", "rich", "jinja2", "ml_dtypes", "cffi")
+EXTRAS = ("torch", "transformers", "safetensors")
 CHECKED = ((64, 2), (80, 3), (96, 4), (128, 2), (128, 3), (128, 4), (160, 8), (256, 5))  # (dim, bits)
 CENTROIDS_128_2 = (-0.132528415981, -0.039836513029, 0.039836513029, 0.132528415981)  # beta law
 SPLITMIX64_SEED_42 = (0xBDD732262FEB6E95, 0x28EFE333B266F103)

@@ -185,7 +185,8 @@ def examine(x: Values, *, vectors: int | None = None) -> Health:
 
 def _counted(values: NDArray[np.generic]) -> NDArray[np.float64]:
     """Return the values as float64, those that are not finite or that float32 rounds to 0 as 0."""
-    return np.where(np.isfinite(values) & (values.astype(np.float32) != 0), values, 0).astype(np.float64)
+    counts = np.isfinite(values) & (values.astype(np.float32) != 0)
+    return np.where(counts, values.astype(np.float64), 0.0)  # bfloat16 and a number have no common type in NumPy 1
 
 
 def _offset_share(wide: NDArray[np.float64], squares: NDArray[np.float64]) -> float:
