@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -18,11 +19,12 @@ from hypothesis import strategies as st
 from loops import case
 from numpy.testing import assert_allclose
 
-from tqtool.codec.codec import decode, encode
+from tqtool.codec.codebook import lloyd_max
+from tqtool.codec.codec import decode, encode, expected_error
 from tqtool.codec.spec import CodecSpec
 from tqtool.dumps.dump import load_dump, sample_dump_path
 from tqtool.errors import BugError, InputError
-from tqtool.report.model import Report, Row
+from tqtool.report.model import METRICS, Report, Row
 from tqtool.report.params import Params
 from tqtool.report.serialize import report_to_json
 from tqtool.validation import coders
@@ -127,32 +129,34 @@ def test_theory_predicts_kl_and_read_out_error_on_gaussian_data() -> None:
             assert_allclose(row.metrics["sigma_rms"].mean, row.metrics["sigma_pred"].mean, rtol=0.05)
 
 
-def plain_report_values(q, k, v, bits: tuple[int, int], seed: int) -> dict[str, float]:  # type: ignore[no-untyped-def]
-    """One causal head, every query by plain loops."""
-    kh, vh = (decode(encode(x, CodecSpec(x.shape[1], b, seed=seed))) for x, b in zip((k, v), bits, strict=True))
-    found: dict[str, list[float]] = {"cos": [], "kl": [], "v_readout_err": [], "rel_err_konly": [], "tv": []}
-    for i in range(len(q)):
-        stop = len(k) - len(q) + i + 1
-        scale = 1 / math.sqrt(q.shape[1])
-        s, t = ([scale * float(np.dot(q[i].astype(float), row.astype(float))) for row in x[:stop]] for x in (k, kh))
-        p, o = naive.softmax(s), naive.softmax(t)
-        exact, restored = v[:stop].astype(float).tolist(), vh[:stop].astype(float).tolist()
-        out = naive.mix(p, exact)
-        found["cos"].append(naive.cosine(out, naive.mix(o, restored)))
-        found["kl"].append(naive.kl(p, o))
-        found["v_readout_err"].append(naive.rel_err(out, naive.mix(p, restored)))
-        found["rel_err_konly"].append(naive.rel_err(out, naive.mix(o, exact)))
-        found["tv"].append(naive.tv(p, o))
-    return {metric: math.fsum(values) / len(values) for metric, values in found.items()}
-
-
-def test_one_causal_head_agrees_with_plain_loops() -> None:
+@pytest.fixture(scope="module")
+def one_head() -> tuple[Row, dict[str, float]]:
+    """What the report says of one causal head, and what plain loops say."""
     rng = np.random.default_rng(2)
-    q, k, v = (rng.standard_normal((n, 32)).astype(np.float32) for n in (9, 40, 40))
-    report = validate([from_arrays(k[None], v[None], q[None])], Params(("K3/V2",), seeds=(5,)))
-    expected = plain_report_values(q, k, v, (3, 2), 5)
-    for metric, value in expected.items():
-        assert_allclose(report.rows[1].metrics[metric].mean, value, rtol=1e-7, err_msg=metric)
+    q, k, v = (rng.standard_normal((n, 32)).astype(np.float32) for n in (60, 80, 80))
+    report = validate([from_arrays(k[None], v[None], 3 * q[None])], Params(("K3/V2",), seeds=(5,)))
+    specs = CodecSpec(32, 3, seed=5), CodecSpec(32, 2, seed=5)
+    kh, vh = (decode(encode(x, spec)) for x, spec in zip((k, v), specs, strict=True))
+    plain = naive.head_metrics(
+        *(x.astype(float).tolist() for x in (3 * q, k, v, kh, vh)),
+        distortion=lloyd_max(32, 3).distortion,
+        expected=(expected_error(specs[0]), expected_error(specs[1])),
+    )
+    return report.rows[1], plain
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_every_metric_agrees_with_plain_loops(metric: str, one_head: tuple[Row, dict[str, float]]) -> None:
+    row, plain = one_head
+    assert metric in plain, "a metric needs its plain loop in tests/naive_metrics.py"
+    assert_allclose(row.metrics[metric].mean, plain[metric], rtol=1e-7)
+
+
+def test_every_metric_has_a_row_of_its_own_in_the_docs() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text("utf-8")
+    table = page[page.index("| id | formula |") :].split("\n\n")[0]
+    named = [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(named) == sorted([*METRICS, "bits_per_value"])
 
 
 def test_query_head_h_reads_kv_head_h_over_the_group() -> None:
