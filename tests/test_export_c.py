@@ -26,8 +26,10 @@ needs_compiler = pytest.mark.skipif(not c_compiler(), reason="no C compiler on t
 NAMES = {
     "Makefile",
     "README.md",
+    "fa_tq_adapter.h",
     "test_turboquant.c",
     "tq_codebooks.h",
+    "tq_example.c",
     "tq_golden.h",
     "turboquant.c",
     "turboquant.h",
@@ -47,6 +49,14 @@ KINDS = (
     "codebook",
     "seed",
     "golden vectors",
+    "metadata forms",
+    "input types and layouts",
+    "the cache is its plain model",
+    "steps, rings and refusals",
+    "prompts",
+    "chosen slots",
+    "states",
+    "adapter",
 )
 
 
@@ -63,7 +73,16 @@ def test_make_builds_and_runs_the_exported_folder(tqtool: Run, tmp_path: Path) -
     assert made.returncode == 0, made.stdout + made.stderr
     assert "warning" not in made.stderr
     assert re.findall(r"^ok +\d+ - (.*)$", made.stdout, re.MULTILINE) == list(KINDS)
-    assert made.stdout.endswith("12 passed, 0 failed\n")
+    assert made.stdout.endswith(f"{len(KINDS)} passed, 0 failed\n")
+    example = subprocess.run(["make", "example", "CFLAGS=-O1"], cwd=folder, capture_output=True, text=True, check=False)
+    assert "warning" not in example.stderr
+    lines = re.findall(r"^(float32|K4/V2) +([\d.]+) +(\d+) +([\d.]+)x *([\d.]*)", example.stdout, re.MULTILINE)
+    (_, speed, whole, _, _), (_, other, packed, ratio, agreement) = lines
+    assert min(float(speed), float(other)) > 0
+    assert int(whole) == 4 * 256 * 2 * 2 * 64 * 4  # layers, slots, heads, sides, dim, bytes
+    assert int(packed) == 4 * 256 * 2 * (32 + 16 + 4)
+    assert ratio == "9.85"
+    assert 20 < float(agreement) <= 100  # of 512 words; the weights are random
     shown = subprocess.run(
         ["make", "validate-turboquant", "CFLAGS=-O1"], cwd=folder, capture_output=True, text=True, check=True
     )
@@ -80,7 +99,7 @@ def test_any_lengths_widths_laws_and_seeds_pass_their_tests(
     dims: tuple[int, ...], bits: tuple[int, ...], law: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tqtool.export.compiler.VARIANTS", (("-O1",),))
-    assert "12 passed, 0 failed\n" in verify(export_files(dims, bits, law, seed))  # type: ignore[arg-type]
+    assert f"{len(KINDS)} passed, 0 failed\n" in verify(export_files(dims, bits, law, seed))  # type: ignore[arg-type]
 
 
 @needs_compiler
@@ -117,7 +136,10 @@ def test_the_runtime_compiles_without_a_warning(family: str, language: str, tmp_
         (tmp_path / name).write_text(text, encoding="utf-8")
     warnings = "-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wfloat-conversion -Wdouble-promotion -Werror"
     flags = f"-fsyntax-only -std={language} {warnings} -Wmissing-declarations".split()
-    source = ["-x", "c++", "turboquant.c"] if plus else ["turboquant.c"]
+    (tmp_path / "engine.c").write_text(
+        '#include "fa_tq_adapter.h"\nint engine(void);\nint engine(void) { return 0; }\n'
+    )
+    source = [*(["-x", "c++"] if plus else []), "turboquant.c", "engine.c"]
     done = subprocess.run([compiler, *flags, *source], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -1,4 +1,4 @@
-"""The folder that engines receive: tables, the runtime that this package runs, its tests and golden vectors."""
+"""The folder that engines receive: tables, the runtime that this package runs, an adapter, tests and an example."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ def export_files(dims: Sequence[int], bits: Sequence[int], law: Law = "beta", se
         "turboquant.c": _runtime("turboquant.c"),
         "turboquant_kernels.h": _runtime("turboquant_kernels.h"),
         "turboquant_avx512.h": _runtime("turboquant_avx512.h"),
+        "fa_tq_adapter.h": template_text("fa_tq_adapter.h"),
+        "tq_example.c": template_text("tq_example.c"),
         "test_turboquant.c": template_text("test_turboquant.c"),
         "tq_golden.h": golden_header(dims, bits, law, seed, command),
         "Makefile": template_text("export_Makefile"),

@@ -872,6 +872,14 @@ void fa_tq_cache_free(fa_tq_cache *cache) {
     FA_TQ_FREE(cache);
 }
 
+int fa_tq_cache_heads(const fa_tq_cache *cache) {
+    return (int)cache->heads;
+}
+
+const fa_tq_state *fa_tq_cache_state(const fa_tq_cache *cache) {
+    return cache->state;
+}
+
 void fa_tq_cache_clear(fa_tq_cache *cache) {
     const size_t all = cache->layers * cache->slots, rows = cache->layers * tq_exact_rows(cache);
     memset(cache->lengths, 0, cache->layers * sizeof *cache->lengths);
@@ -1067,8 +1075,7 @@ float *fa_tq_dequantize(fa_tq_state *state, fa_tq_cache *cache, int layer, int s
     return out;
 }
 
-/* 0 if the tokens fit into the cache. */
-static int tq_check_tokens(const fa_tq_cache *cache, int layer, int pos, int rows, const float *k, const float *v) {
+int fa_tq_cache_check(const fa_tq_cache *cache, int layer, int pos, int rows, const float *k, const float *v) {
     if (!cache || rows < 1 || !k || !v) return FA_TQ_ERR_ARGUMENT;
     if (!tq_has_slot(cache, layer, pos) || (size_t)rows > cache->slots - (size_t)pos) return FA_TQ_ERR_POSITION;
     const int error = tq_check_vectors(cache, k, (size_t)rows);
@@ -1076,7 +1083,7 @@ static int tq_check_tokens(const fa_tq_cache *cache, int layer, int pos, int row
 }
 
 int fa_tq_cache_write(fa_tq_cache *cache, int layer, int pos, int rows, const float *k, const float *v) {
-    const int error = tq_check_tokens(cache, layer, pos, rows, k, v);
+    const int error = fa_tq_cache_check(cache, layer, pos, rows, k, v);
     if (error) return error;
     tq_store(cache, (size_t)layer, (size_t)pos, (size_t)rows, k, true);
     tq_store(cache, (size_t)layer, (size_t)pos, (size_t)rows, v, false);
@@ -1094,7 +1101,7 @@ int fa_tq_attention_step(fa_tq_cache *cache, const fa_tq_step *step, float *scra
     if (!cache || !step || !step->q || !scratch || !out || step->num_q_heads < 1 ||
         (size_t)step->num_q_heads % cache->heads != 0 || (step->choice.entries && step->rows != 1))
         return FA_TQ_ERR_ARGUMENT;
-    const int error = tq_check_tokens(cache, step->layer, step->pos, step->rows, step->k, step->v);
+    const int error = fa_tq_cache_check(cache, step->layer, step->pos, step->rows, step->k, step->v);
     if (error) return error;
     const size_t layer = (size_t)step->layer, rows = (size_t)step->rows, end = (size_t)step->pos + rows;
     const size_t length = cache->lengths[layer] > end ? cache->lengths[layer] : end;
@@ -1134,6 +1141,7 @@ const char *fa_tq_strerror(int error) {
         case FA_TQ_ERR_VALUE: return "a vector holds NaN or infinity";
         case FA_TQ_ERR_NORM: return "a vector's norm exceeds 2^120";
         case FA_TQ_ERR_POSITION: return "layer or slot outside the cache";
+        case FA_TQ_ERR_MEMORY: return "no memory";
         case FA_TQ_ERR_EXACT: return "a value is too large for the type in which exact tokens are kept";
         case FA_TQ_ERR_SELFTEST: return "this build computes wrong bits, or its tables are damaged";
         default: return "unknown error";

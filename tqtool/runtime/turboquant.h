@@ -37,7 +37,8 @@ enum fa_tq_error {
     FA_TQ_ERR_NORM = -4,     /* a vector's norm exceeds 2^120 */
     FA_TQ_ERR_POSITION = -5, /* layer or slot outside the cache */
     FA_TQ_ERR_SELFTEST = -6, /* this build computes wrong bits, or its tables are damaged */
-    FA_TQ_ERR_EXACT = -7     /* a value is too large for the type in which exact tokens are kept */
+    FA_TQ_ERR_EXACT = -7,    /* a value is too large for the type in which exact tokens are kept */
+    FA_TQ_ERR_MEMORY = -8    /* no memory; of fa_tq_adapter.h */
 };
 
 enum fa_tq_scale_rule { FA_TQ_MATCH = 0, FA_TQ_NORM = 1, FA_TQ_LSQ = 2, FA_TQ_UNBIASED = 3, FA_TQ_SCALE_RULES = 4 };
@@ -201,6 +202,8 @@ void fa_tq_cache_clear(fa_tq_cache *cache);
 int fa_tq_cache_seq_len(const fa_tq_cache *cache);
 int fa_tq_cache_layer_len(const fa_tq_cache *cache, int layer);
 size_t fa_tq_cache_bytes(const fa_tq_cache *cache); /* codes, scales and exact tokens of all slots */
+int fa_tq_cache_heads(const fa_tq_cache *cache);    /* key-value heads */
+const fa_tq_state *fa_tq_cache_state(const fa_tq_cache *cache);
 
 /* Drop the n slots after the sinks (slots 0 .. n - 1 without sinks) and move the others down. The first does it in every
  * layer at once: for an engine that evicts once between two tokens. An engine that evicts inside each block, layer by
@@ -219,6 +222,8 @@ float *fa_tq_dequantize(fa_tq_state *state, fa_tq_cache *cache, int layer, int s
 
 /* Several tokens in slots pos, pos + 1 ... k, v: [rows][num_heads][head_dim]. On an error the cache is untouched. */
 int fa_tq_cache_write(fa_tq_cache *cache, int layer, int pos, int rows, const float *k, const float *v);
+/* What it would return, without writing. */
+int fa_tq_cache_check(const fa_tq_cache *cache, int layer, int pos, int rows, const float *k, const float *v);
 
 /* One layer's keys or values, slot by slot; for fa_tq_attend with threads of the caller's. Valid as long as the cache;
  * codes is NULL if there is no such layer. */

@@ -953,6 +953,7 @@ static TQ_TARGET_ATTEND void FN(attend)(const fa_tq_state *s, const fa_tq_attent
                 for (size_t i = 0; i < a->rows * a->group; i++) {
                     const tq_query query = tq_query_at(s, queries, tq_query_index(a, head, i));
                     const size_t seen = tq_seen(a, &walk, i / a->group);
+                    if (seen == 0) continue; /* adding nothing would move what was lost */
                     for (size_t t = 0; t < seen; t++) query.weights[t] *= scales[t];
                     FN(add_rows)(query.weights, decoded, seen, query.total, query.lost, padded);
                 }
