@@ -27,6 +27,11 @@ _OWNERS = {
     "attention_cached": "attention.cache",
     "KVConfig": "codec.sizes",
     "TqError": "errors",
+    "load_dump": "dumps.dump",
+    "Params": "report.params",
+    "from_arrays": "validation.dataset",
+    "from_dump": "validation.dump_data",
+    "validate": "validation.run",
 }
 __all__ = [
     "AttentionConfig",
@@ -35,17 +40,22 @@ __all__ = [
     "Encoded",
     "KVCache",
     "KVConfig",
+    "Params",
     "TqError",
     "TurboQuantCache",
     "__version__",
     "attention_cached",
     "decode",
     "encode",
+    "from_arrays",
+    "from_dump",
     "lloyd_max",
+    "load_dump",
     "pack",
     "rotate",
     "unpack",
     "unrotate",
+    "validate",
 ]
 
 if TYPE_CHECKING:
@@ -57,7 +67,12 @@ if TYPE_CHECKING:
     from tqtool.codec.rotation import rotate, unrotate
     from tqtool.codec.sizes import KVConfig
     from tqtool.codec.spec import CodecSpec, Encoded
+    from tqtool.dumps.dump import load_dump
     from tqtool.errors import TqError
+    from tqtool.report.params import Params
+    from tqtool.validation.dataset import from_arrays
+    from tqtool.validation.dump_data import from_dump
+    from tqtool.validation.run import validate
 
 
 def __getattr__(name: str) -> Any:
