@@ -17,7 +17,7 @@ from conftest import Run
 from loops import case
 
 import tqtool as package
-from tqtool.cli.app import hoist_global_options
+from tqtool.cli.app import COMMANDS, hoist_global_options
 from tqtool.cli.signals import STOPPING
 from tqtool.escapes import visible, visible_page
 
@@ -65,7 +65,10 @@ def test_usage_errors_are_one_line_and_status_2(tqtool: Run, arguments: list[str
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.startswith(line)
-    assert result.stderr.splitlines()[1:] == ["  hint: tqtool --help lists the commands and their options"]
+    told = f"tqtool {arguments[0]} --help lists its arguments and options"
+    assert result.stderr.splitlines()[1:] == [
+        f"  hint: {told if arguments[0] == 'size' else 'tqtool --help lists the commands'}"
+    ]
 
 
 def test_json_carries_the_error_too(tqtool: Run) -> None:
@@ -85,6 +88,40 @@ def test_an_unknown_type_is_refused_by_every_command_that_takes_one(tqtool: Run,
     result = tqtool(command, "dump", "--dtype", "nonsense")
     assert result.returncode == 2
     assert "error[usage]: Invalid value for '--dtype': Value error, 'nonsense' is not one of 'bf16'" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], *([command.__name__.replace("_", "-")] for command, _ in COMMANDS)])
+def test_help_does_not_live_on_docstrings(tqtool: Run, arguments: list[str]) -> None:
+    plain, stripped = (
+        tqtool(*arguments, "--help", env=os.environ | {"PYTHONOPTIMIZE": level}).stdout for level in ("0", "2")
+    )
+    assert plain
+    assert stripped == plain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "line"),
+    [
+        (["compress", "layer00_k.npy"], (3, 4), "error["),
+        (["gen-codebooks"], (4,), "error[write]: outputs: the folder above it does not exist"),
+        (["export-c", "out"], (4,), "error[write]: out: the folder above it does not exist"),
+        (["validate", "--json-out", "r.json"], (4,), "error[write]: r.json: "),
+        (["report", "r.json"], (3,), "error[not-found]: r.json: no such file"),
+    ],
+)
+def test_a_folder_that_is_gone_is_told_in_a_line(
+    tmp_path: Path, arguments: list[str], status: tuple[int, ...], line: str
+) -> None:
+    words = ["sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "sh"]
+    done = subprocess.run(
+        [*words, sys.executable, "-I", "-m", "tqtool", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in status, done.stderr
+    assert line in done.stderr
 
 
 def test_twice_verbose_shows_the_traceback(tqtool: Run) -> None:

@@ -241,6 +241,16 @@ def test_one_wrong_level_is_named() -> None:
     assert found.deviation[11] * math.sqrt(1 / 128) == pytest.approx(0.01, rel=1e-6)
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_one_level_moved_by_little_is_no_wrong_sigma(bits: int) -> None:
+    book = lloyd_max(128, bits, "sphere")
+    levels = book.centroids.copy()
+    levels[0] += 0.001 / math.sqrt(128)
+    found = verdict(listed(levels), dim=128)
+    assert (found.cause, found.worst) == ("one-level", 0)
+    assert found.sentence == "only level 0 is wrong, by 0.001 sigma: a slip of the pen?"
+
+
 def test_too_few_digits_are_recognised() -> None:
     levels = lloyd_max(1024, 4, "sphere").centroids
     assert verdict(",".join(f"{value:.3f}" for value in levels), dim=1024).cause == "digits"

@@ -233,6 +233,24 @@ def test_check_and_diff_say_whether_a_header_is_stale(tqtool, tmp_path: Path, he
     assert (tmp_path / "t.h").read_text().count("0.50001f") == 1  # nothing was written
 
 
+def test_check_names_the_level_that_is_off(tqtool, tmp_path: Path) -> None:
+    options = ("gen-codebooks", "--dims", "64", "--bits", "2", "-o", "t.h")
+    assert tqtool(*options).returncode == 0
+    text = (tmp_path / "t.h").read_text()
+    assert text.count("0.528039873f") == 1
+    (tmp_path / "t.h").write_text(text.replace("0.593034446f", "0.593134446f"))
+    stale = tqtool(*options, "--check")
+    assert stale.returncode == 1
+    first = stale.stdout.splitlines()[0]
+    assert "level 3 is 0.5931344, not 0.5930344 (+1.6e-03 sigma)" in first
+
+
+def test_one_table_is_one_table(tqtool) -> None:
+    done = tqtool("gen-codebooks", "--dims", "64", "--bits", "2", "-o", "-")
+    assert done.stderr.splitlines()[0] == "tqtool: 1 table"
+    assert done.stderr.splitlines()[1].split()[:3] == ["tqtool:", "d", "bits"]
+
+
 @pytest.mark.parametrize("form", ["json", "npz"])  # of the C header, the tracked file is the witness
 def test_every_format_is_the_same_from_run_to_run(tqtool, form: str) -> None:
     options = ("gen-codebooks", "--dims", "80", "--bits", "1,4", "--format", form, "-o", "a." + form)

@@ -288,6 +288,20 @@ def test_values_that_are_not_finite_are_placed(here: Here, dump: Path) -> None:
     assert (caught.value.status, caught.value.code) == (3, "non-finite")
 
 
+def test_a_name_that_is_not_utf8_is_spelled_out(tqtool: Run, dump: Path, tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    (tmp_path / name).symlink_to(dump)
+    outputs = [f"--{form}-out=r.{form}" for form in ("json", "markdown", "html", "tsv", "junit")]
+    done = tqtool("validate", name, "-c", "K4/V4", "--max-queries", "8", *outputs)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "r.json").read_text("utf-8"))
+    assert report["inputs"][0]["path"].endswith("caf\\xe9/layer00_k.npy")
+    assert [source["name"] for source in report["sources"]] == ["caf\\xe9"]
+    for form in ("markdown", "html", "tsv", "junit"):
+        assert "xe9" in (tmp_path / f"r.{form}").read_text("utf-8"), form
+    assert tqtool("report", "r.json").returncode == 0
+
+
 def test_layers_are_named_by_number_range_or_end() -> None:
     layers = [0, 1, 10, 20, 29]
     assert parse_layers("", layers) == ()

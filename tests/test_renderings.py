@@ -75,6 +75,14 @@ def test_times_are_in_the_json_only(name: str) -> None:
 # Terminal
 
 
+@pytest.mark.parametrize("width", [80, 100, 109, 110, 150])
+def test_the_two_metrics_that_decide_are_in_every_table(width: int) -> None:
+    titles = next(line for line in report_terminal(sample_report(), width).split("\n") if line.startswith("config"))
+    assert " KL " in titles
+    assert "V read-out" in titles
+    assert titles.count("cos ") <= (1 if width < 110 else 2)
+
+
 @pytest.mark.parametrize("width", [80, 110, 150])
 @pytest.mark.parametrize("gate", ["none", "balanced"])
 def test_the_terminal_report_keeps_to_the_width(width: int, gate: str) -> None:

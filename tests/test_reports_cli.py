@@ -1,12 +1,14 @@
 """`tqtool report` and `tqtool compare` as a user runs them: outputs, files, refusals with their exit status."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from conftest import Run
 from reports import sample_report
 
+from tqtool.rendering.report.markdown import report_markdown
 from tqtool.report.serialize import report_from_json, report_to_json
 
 
@@ -33,6 +35,33 @@ def test_one_measurement_many_outputs(tqtool: Run, saved: Path, tmp_path: Path) 
     again = tqtool("report", "r.json", "--html-out", "r.html", "-q")
     assert (again.returncode, again.stdout) == (4, "")
     assert "error[exists]: r.html: already exists" in again.stderr
+
+
+def test_a_step_summary_is_added_to(tqtool: Run, saved: Path, tmp_path: Path) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("# Title\n")
+    env = os.environ | {"GITHUB_STEP_SUMMARY": str(summary)}
+    for option in ([], ["--force"]):
+        done = tqtool("report", saved, "--markdown-out", "summary.md", *option, env=env)
+        assert done.returncode == 0, done.stderr
+    text = summary.read_text()
+    report = report_markdown(sample_report())
+    assert text == f"# Title\n\n{report}\n{report}"
+    other = tqtool("report", saved, "--html-out", summary, env=env)  # no Markdown: nothing to add to
+    assert (other.returncode, summary.read_text()) == (4, text)
+
+
+def test_a_full_step_summary_still_gets_the_verdict_and_stays_below_the_limit(
+    tqtool: Run, saved: Path, tmp_path: Path
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("x" * 920_000)
+    env = os.environ | {"GITHUB_STEP_SUMMARY": str(summary)}
+    assert tqtool("report", saved, "--markdown-out", summary, env=env).returncode == 0
+    added = summary.read_text()[920_000:]
+    assert added.startswith("\n**✗ FAIL K4/V4")
+    assert "Left out" in added
+    assert summary.stat().st_size < 1 << 20
 
 
 def test_the_plain_report_has_no_colour_and_ends_with_the_gate(tqtool: Run, saved: Path) -> None:

@@ -27,6 +27,21 @@ def _spelled(letter: str) -> str:
     return {"\n": r"\n", "\t": r"\t", "\r": r"\r"}.get(letter, f"\\u{ord(letter):04x}")
 
 
+def sayable(text: str) -> str:
+    r"""Return the text with bytes that are not UTF-8, which names of files may hold, spelled out: `caf\xe9`.
+
+    Such a text can be written to any file; `visible` would still spell out what acts on a terminal.
+    """
+    return text if text.isascii() else _raw(text).decode("utf-8", "backslashreplace")
+
+
+def _raw(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half a surrogate pair that stands for no byte
+        return text.encode("utf-8", "backslashreplace")
+
+
 def parser_reason(error: Exception) -> str:
     """Return why JSON or TOML of a file cannot be read, without the words Python has for its programmers."""
     if isinstance(error, RecursionError):

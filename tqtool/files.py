@@ -116,6 +116,18 @@ def check_output(path: FilePath, *, force: bool = False) -> None:
         raise OutputError(f"{path}: already exists", code="exists", path=str(path), hint="add --force to replace it")
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, unless it is there; the one above it must be. `OutputError`."""
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileNotFoundError:
+        raise OutputError(f"{folder}: the folder above it does not exist", code="write", path=str(folder)) from None
+    except FileExistsError:
+        raise OutputError(f"{folder}: is a file, not a folder", code="exists", path=str(folder)) from None
+    except OSError as error:
+        raise OutputError(f"{folder}: {error.strerror}", code="write", path=str(folder)) from None
+
+
 def names_folder(path: FilePath) -> bool:
     """Return whether an output is a folder, in which outputs get names of their own; `OutputError`."""
     with _reporting(path, 0):

@@ -154,7 +154,8 @@ class Slots:
         held = self._positions[layer, : self._lengths[layer]]
         queries = self._positions[layer, pos : pos + q_len]
         if np.any(queries == EMPTY):
-            raise UsageError(f"slot {pos}: layer {layer} holds no token there", code="usage")
+            missing = pos + int(np.argmax(queries == EMPTY))
+            raise UsageError(f"slot {missing}: layer {layer} holds no token there", code="usage")
         keys = held[None]
         if choice is not None:
             chosen = self.chosen(layer, choice, config.key_heads).T

@@ -14,22 +14,23 @@ from typing import Annotated
 import typer
 
 from tqtool import __version__
-from tqtool.cli import output
-from tqtool.cli.bench import bench
-from tqtool.cli.capture import capture
-from tqtool.cli.check_codebooks import check_codebooks
-from tqtool.cli.compare import compare
-from tqtool.cli.compress import compress
-from tqtool.cli.decompress import decompress
-from tqtool.cli.doctor import doctor
-from tqtool.cli.export_c import export_c
-from tqtool.cli.gen_codebooks import gen_codebooks
-from tqtool.cli.inspect import inspect
+from tqtool.cli import (
+    bench,
+    check_codebooks,
+    compare,
+    compress,
+    decompress,
+    doctor,
+    export_c,
+    gen_codebooks,
+    inspect,
+    output,
+    report,
+    size,
+    validate,
+)
 from tqtool.cli.output import Color, Settings
-from tqtool.cli.report import report
 from tqtool.cli.signals import Stopped, raise_when_stopped
-from tqtool.cli.size import size
-from tqtool.cli.validate import validate
 from tqtool.errors import OutputError, TqError
 
 app = typer.Typer(
@@ -45,6 +46,7 @@ app = typer.Typer(
 GLOBAL_FLAGS = {"-q", "--quiet", "-v", "-vv", "--verbose", "--no-progress"}
 GLOBAL_VALUES = {"--threads", "--color"}
 INTERRUPTED = 130
+LONGEST = 500  # characters of an unexpected error: some of Python's quote all their data
 
 
 def _version(wanted: bool) -> None:
@@ -79,24 +81,25 @@ def _global_options(
         output.note(f"engine: the {'C runtime' if engine() == 'runtime' else 'NumPy reference'}{stale}", level=1)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of the help
-    compress,
-    decompress,
-    inspect,
-    size,
-    validate,
-    capture,
-    report,
-    compare,
-    gen_codebooks,
-    check_codebooks,
-    export_c,
-    bench,
-    doctor,
+# In the order of the help. Its words are values, not docstrings: those are gone under `python -OO`.
+COMMANDS: tuple[tuple[Callable[..., None], str], ...] = (
+    (compress.compress, compress.HELP),
+    (decompress.decompress, decompress.HELP),
+    (inspect.inspect, inspect.HELP),
+    (size.size, size.HELP),
+    (validate.validate, validate.HELP),
+    (report.report, report.HELP),
+    (compare.compare, compare.HELP),
+    (gen_codebooks.gen_codebooks, gen_codebooks.HELP),
+    (check_codebooks.check_codebooks, check_codebooks.HELP),
+    (export_c.export_c, export_c.HELP),
+    (bench.bench, bench.HELP),
+    (doctor.doctor, doctor.HELP),
 )
-for _command in COMMANDS:
+for _command, _help in COMMANDS:
     # A list of levels begins with a minus sign: Typer must not take it for an option.
-    app.command(context_settings={"ignore_unknown_options": _command is check_codebooks})(_command)
+    _listed = _command is check_codebooks.check_codebooks
+    app.command(help=_help, context_settings={"ignore_unknown_options": _listed})(_command)
 
 
 def hoist_global_options(arguments: list[str]) -> list[str]:
@@ -133,7 +136,7 @@ def main() -> None:
         status = _fail(error.code, error.status, str(error), error.hint, error.path)
     except typer.TyperException as error:
         message = " ".join(error.format_message().split())
-        status = _fail("usage", 2, message, _usage_hint(arguments))
+        status = _fail("usage", 2, message, _usage_hint(arguments, error))
     except (Stopped, KeyboardInterrupt, typer.Abort) as error:
         status = error.status if isinstance(error, Stopped) else INTERRUPTED
         output.print_error("interrupted", "interrupted; nothing partial was left behind", None)
@@ -145,14 +148,19 @@ def main() -> None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EBADF):  # Typer's help
             status = _fail("write", 4, f"standard output: {error.strerror}", None)
         else:
-            status = _fail("bug", 70, f"{error!r}; please report it with the output of -vv", None)
+            status = _fail("bug", 70, f"{repr(error)[:LONGEST]}; please report it with the output of -vv", None)
     raise SystemExit(status)
 
 
-def _usage_hint(arguments: list[str]) -> str:
+def _usage_hint(arguments: list[str], error: typer.TyperException) -> str:
     """Return where the options are listed, or how to say the name of a file that looks like an option."""
     named = [argument for argument in arguments if argument.startswith("-") and Path(argument).is_file()]
-    return f"for the file say ./{named[0]}" if named else "tqtool --help lists the commands and their options"
+    if named:
+        return f"for the file say ./{named[0]}"
+    names = {command.__name__.replace("_", "-") for command, _ in COMMANDS}
+    context = getattr(error, "ctx", None)  # of the command or of the program; some errors come without
+    said = next((a for a in arguments if a in names), None) if context is None else context.parent and context.info_name
+    return f"tqtool {said} --help lists its arguments and options" if said else "tqtool --help lists the commands"
 
 
 def _fail(code: str, status: int, message: str, hint: str | None, path: str | None = None) -> int:

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 CACHE_LENGTHS = "128,512,2048,8192,32768,131072"
 
 
+HELP = """Measure encode, decode and fused attention, as fractions of memcpy and multiples of NumPy in the same run.
+
+With one thread and with all (`--threads N`: with N). NumPy's BLAS runs on one thread.
+
+`--cache` measures instead one decoding step over a float32 cache and a compressed one of the same tokens: the
+attention's time, how far the fused one differs from restoring every vector first, bytes, what storing a token adds.
+"""
+
+
 def bench(
     dims: DimsOption = "128,96",
     bits: BitsOption = "2,3,4",
@@ -32,13 +41,7 @@ def bench(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure encode, decode and fused attention, as fractions of memcpy and multiples of NumPy in the same run.
-
-    With one thread and with all (`--threads N`: with N). NumPy's BLAS runs on one thread.
-
-    `--cache` measures instead one decoding step over a float32 cache and a compressed one of the same tokens: the
-    attention's time, how far the fused one differs from restoring every vector first, bytes, what storing a token adds.
-    """
+    """Do what `HELP` says."""
     limit_blas_threads()
     from tqtool.bench.codec import codec_speeds, fused_speeds
     from tqtool.codec.sizes import KVConfig

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 TOO_DEAR = 1
 
 
+HELP = """Say what somebody else's tables cost, which level is off, and the likely cause.
+
+Tables may be centred, in [0, 1], or of unit variance; boundaries are used where the file has them. The cost is the
+squared error beyond that of the optimal table; exit 1 if a table costs more than --tolerance.
+"""
+
+
 def check_codebooks(
     tables: Annotated[
         str,
@@ -32,11 +39,7 @@ def check_codebooks(
     tolerance: Annotated[float, typer.Option(min=0, help="Accepted cost, in % of the squared error.")] = 0.1,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what somebody else's tables cost, which level is off, and the likely cause.
-
-    Tables may be centred, in [0, 1], or of unit variance; boundaries are used where the file has them. The cost is the
-    squared error beyond that of the optimal table; exit 1 if a table costs more than --tolerance.
-    """
+    """Do what `HELP` says."""
     from tqtool.foreign.appraisal import appraise
     from tqtool.rendering.answers.check_codebooks import appraisal_json, appraisal_text
 

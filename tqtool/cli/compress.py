@@ -25,6 +25,8 @@ from tqtool.cli.options import (
 from tqtool.dumps.names import CONTAINER_SUFFIX
 from tqtool.errors import UsageError
 
+HELP = """Compress arrays of vectors to NAME.tq.safetensors, and say what it cost."""
+
 
 def compress(
     inputs: Annotated[
@@ -101,7 +103,7 @@ def compress(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compress arrays of vectors to NAME.tq.safetensors, and say what it cost."""
+    """Do what `HELP` says."""
     from tqtool.codec.sizes import KVConfig
     from tqtool.container.compression import Limits, compress_file
     from tqtool.container.selection import Request, choose

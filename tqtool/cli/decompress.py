@@ -12,6 +12,8 @@ from tqtool.cli.jobs import jobs_of
 from tqtool.cli.options import ForceOption, JsonOption, NameOption, OutputOption
 from tqtool.escapes import visible
 
+HELP = """Restore compressed arrays: their names, shapes and types, to NAME.restored.npy, .npz or .safetensors."""
+
 
 def decompress(
     inputs: Annotated[
@@ -40,7 +42,7 @@ def decompress(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Restore compressed arrays: their names, shapes and types, to NAME.restored.npy, .npz or .safetensors."""
+    """Do what `HELP` says."""
     from tqtool.container.decompression import check_damage, form_of, restore, restored_size, select
     from tqtool.container.format import open_container
     from tqtool.dumps.datafiles import RESTORED

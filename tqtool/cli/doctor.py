@@ -10,8 +10,11 @@ from tqtool.cli.options import JsonOption
 FAILED = 1
 
 
+HELP = """Show versions and the engine in use, and run a two-second self-test; exit 1 if it fails."""
+
+
 def doctor(as_json: JsonOption = False) -> None:
-    """Show versions and the engine in use, and run a two-second self-test; exit 1 if it fails."""
+    """Do what `HELP` says."""
     from tqtool import doctor as examination
     from tqtool.rendering.answers.doctor import doctor_json, doctor_text
 

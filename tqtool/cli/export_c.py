@@ -9,9 +9,15 @@ import typer
 
 from tqtool.cli import output
 from tqtool.cli.options import BitsOption, DimsOption, ForceOption, LawOption, SeedOption, check_dims, integers
-from tqtool.errors import OutputError, UsageError
+from tqtool.errors import UsageError
 
 FAILED = 1
+
+
+HELP = """Write the C runtime, its tables, tests and golden vectors, as engines receive them.
+
+These are the files that tqtool itself runs, so what was validated is what ships.
+"""
 
 
 def export_c(
@@ -23,10 +29,7 @@ def export_c(
     verify: Annotated[bool, typer.Option("--verify", help="Compile and run the tests; exit 1 if one fails.")] = False,
     force: ForceOption = False,
 ) -> None:
-    """Write the C runtime, its tables, tests and golden vectors, as engines receive them.
-
-    These are the files that tqtool itself runs, so what was validated is what ships.
-    """
+    """Do what `HELP` says."""
     import subprocess
 
     if not directory:
@@ -39,7 +42,7 @@ def export_c(
     dim_list, bit_list = integers("--dims", dims), integers("--bits", bits)
     check_dims(dim_list)
     contents = export_files(dim_list, bit_list, law, seed)
-    _make_folder(folder)
+    files.make_folder(folder)
     for name in contents:
         files.check_output(folder / name, force=force)  # all or none
     for name, text in contents.items():
@@ -53,14 +56,3 @@ def export_c(
         output.answer(failure.output)
         output.answer(f"failed: {failure.cmd}")
         raise typer.Exit(FAILED) from None
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(exist_ok=True)
-    except FileNotFoundError:
-        raise OutputError(f"{folder}: the folder above it does not exist", code="write", path=str(folder)) from None
-    except FileExistsError:
-        raise OutputError(f"{folder}: is a file, not a folder", code="exists", path=str(folder)) from None
-    except OSError as error:
-        raise OutputError(f"{folder}: {error.strerror}", code="write", path=str(folder)) from None

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from tqtool.container.format import Container, Damage
 
 
+HELP = """List a file's tensors: shapes, types, bits, bytes, seed, law, version."""
+
+
 def inspect(
     path: Annotated[str, typer.Argument(metavar="FILE", help="A compressed file, .npy, .npz, .safetensors, or -.")],
     verify: Annotated[bool, typer.Option("--verify", help="Check every checksum of a compressed file.")] = False,
@@ -24,7 +27,7 @@ def inspect(
     axis: Annotated[int, typer.Option(help="The vector axis, for --health.")] = -1,
     as_json: JsonOption = False,
 ) -> None:
-    """List a file's tensors: shapes, types, bits, bytes, seed, law, version."""
+    """Do what `HELP` says."""
     from tqtool.container.format import is_container, open_container
     from tqtool.dumps.arrays import FLOAT_TYPES
     from tqtool.dumps.datafiles import open_file

@@ -26,12 +26,18 @@ from tqtool.cli.options import (
     ReportJsonOption,
     TsvOut,
 )
-from tqtool.errors import UsageError
+from tqtool.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from tqtool.report.model import Report
 
 LIMIT = 512 << 20  # bytes; the largest real report is a thousand times smaller
+
+
+HELP = """Render a report again, in any format, without measuring.
+
+Exits 0 whatever the verdict in the report is; validate is what judges.
+"""
 
 
 def report(
@@ -45,10 +51,7 @@ def report(
     tsv_out: TsvOut = None,
     force: ForceOption = False,
 ) -> None:
-    """Render a report again, in any format, without measuring.
-
-    Exits 0 whatever the verdict in the report is; validate is what judges.
-    """
+    """Do what `HELP` says."""
     outputs = Outputs(json_out, markdown_out, html_out, junit_out, tsv_out)
     check_outputs(outputs, [path], force=force)
     measured = read_report(path)
@@ -103,18 +106,18 @@ class Outputs:
 
 
 def check_outputs(outputs: Outputs, inputs: list[str], *, force: bool) -> None:
-    """Refuse what could not be written, before any work is done."""
+    """Refuse what could not be written, before any work is done. A step summary is added to, so it may hold text."""
     from tqtool.files import STREAM, check_not_input, check_output, holds_nothing
 
     seen: dict[str, str] = {}
     for name, path in outputs.asked():
         if str(path) == STREAM:
             raise UsageError(f"--{name}-out needs a file name", code="usage", hint=f"for stdout use --format {name}")
+        check_not_input(path, inputs)
+        check_output(path, force=force or holds_nothing(path) or _is_summary(name, path))
         other = seen.setdefault(os.path.realpath(path), name)
         if other != name:
             raise UsageError(f"{path}: --{other}-out and --{name}-out name the same file", code="usage", path=str(path))
-        check_not_input(path, inputs)
-        check_output(path, force=force or holds_nothing(path))  # CI makes its step summary empty
 
 
 def write_outputs(report: Report, outputs: Outputs, *, force: bool) -> None:
@@ -122,8 +125,30 @@ def write_outputs(report: Report, outputs: Outputs, *, force: bool) -> None:
     from tqtool.files import holds_nothing, write_text
 
     for name, path in outputs.asked():
-        write_text(path, render(report, name), force=force or holds_nothing(path))
+        if _is_summary(name, path):
+            _append(report, path)
+        else:
+            write_text(path, render(report, name), force=force or holds_nothing(path))
         output.note(f"wrote {path}")
+
+
+def _is_summary(name: ReportFormat, path: Path) -> bool:
+    """Return whether a file is the step summary of a CI run, to which every step adds its own."""
+    summary = os.environ.get("GITHUB_STEP_SUMMARY", "")
+    return bool(summary) and name == "markdown" and os.path.realpath(path) == os.path.realpath(summary)
+
+
+def _append(report: Report, path: Path) -> None:
+    """Add the report to a step summary, no longer than the runner takes the whole."""
+    from tqtool.rendering.report.markdown import LIMIT as MOST
+    from tqtool.rendering.report.markdown import report_markdown
+
+    try:
+        with path.open("ab") as file:
+            there = file.tell()
+            file.write((b"\n" if there else b"") + report_markdown(report, max(MOST - there, 0)).encode())
+    except OSError as error:
+        raise OutputError(f"{path}: {error.strerror}", code="write", path=str(path)) from error
 
 
 def print_report(report: Report, chosen: ReportFormat, *, as_json: bool) -> None:

@@ -16,6 +16,12 @@ MAX_LAYERS = 1 << 14  # far beyond any model, and still counted in a moment
 MAX_TOKENS = 1 << 40
 
 
+HELP = """Compute the memory of a KV cache.
+
+Prints payload, bytes with metadata, and the ratios to FP32 and FP16.
+"""
+
+
 def size(
     layers: Annotated[
         int | None, typer.Option(min=1, max=MAX_LAYERS, help="Attention layers.", show_default="1")
@@ -37,10 +43,7 @@ def size(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute the memory of a KV cache.
-
-    Prints payload, bytes with metadata, and the ratios to FP32 and FP16.
-    """
+    """Do what `HELP` says."""
     from tqtool.dumps.model_config import read_model
     from tqtool.rendering.answers.size import size_json, size_text
 

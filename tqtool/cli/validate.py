@@ -49,6 +49,13 @@ RECOMMEND_WIDTHS = (2, 3, 4, 5, 6, 8)
 GateName = Literal["none", "strict", "balanced", "lenient"]
 
 
+HELP = """Measure what K/V configurations do to attention, on a dump of real queries, keys and values.
+
+Without a dump: the sample that ships with tqtool, and the two synthetic sets of the specification. Exits 1 when a
+gate fails, when a configuration quantized nothing, or when no bits meet --budget or --target-kl.
+"""
+
+
 def validate(
     dump: Annotated[
         list[str] | None,
@@ -120,11 +127,7 @@ def validate(
     tsv_out: TsvOut = None,
     force: ForceOption = False,
 ) -> None:
-    """Measure what K/V configurations do to attention, on a dump of real queries, keys and values.
-
-    Without a dump: the sample that ships with tqtool, and the two synthetic sets of the specification. Exits 1 when a
-    gate fails, when a configuration quantized nothing, or when no bits meet --budget or --target-kl.
-    """
+    """Do what `HELP` says."""
     limit_blas_threads()
     from tqtool.rendering.report.figures import recommendation_goal
     from tqtool.report.params import MAX_SEED, Params
@@ -242,7 +245,9 @@ def asked_limits(
 
 def finish(report: Report, name: str, limits: Sequence[Limit], baseline: str | None, max_regress: float) -> Report:
     """Return the report with its gate decided, and with what was only this run's."""
+    from tqtool.escapes import sayable
     from tqtool.report.gates import against_baseline, conclude, decide, gated_rows
+    from tqtool.report.serialize import mapped
     from tqtool.validation.diagnosis import diagnose
 
     gate: Gate = decide(name, limits, report.rows, report.sources)
@@ -251,4 +256,4 @@ def finish(report: Report, name: str, limits: Sequence[Limit], baseline: str | N
         words = f"baseline within {max_regress:.3g}"
         gate = conclude(words if name == "none" else f"{name} + {words}", [*gate.checks, *checks])
     report = replace(report, gate=gate, rows=gated_rows(report.rows, gate))
-    return replace(report, next=next_command(report, diagnose(report)))
+    return mapped(replace(report, next=next_command(report, diagnose(report))), str, sayable)

@@ -40,7 +40,7 @@ def read_npy(
         raise InputError(
             f"{label}: object arrays need pickle, which can run code; refused",
             code="object-array",
-            hint="np.save(path, np.asarray(x, dtype=np.float32))",
+            hint="np.save(path, np.asarray(x, dtype=np.float32)); arrays of several shapes: one name each",
             path=path,
         )
     needs = header + stored.itemsize * prod(shape)

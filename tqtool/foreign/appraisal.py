@@ -154,6 +154,9 @@ def _cause(
         if np.max(rounding) > AGREES * sigma:
             return "digits", f"right in the digits printed, which are too few: {np.max(off) / sigma:.1g} sigma are lost"
         return "none", f"optimal, to {np.max(off) / sigma:.1g} sigma"
+    wrong = np.flatnonzero(off > rounding + OPTIMAL * sigma)
+    if len(wrong) == 1 and len(levels) > 2:  # before what is told by a fit, which one level may not spoil
+        return "one-level", f"only level {wrong[0]} is wrong, by {off[wrong[0]] / sigma:.2g} sigma: a slip of the pen?"
     for other in LAWS:
         made = lloyd_max(dim, bits, other).centroids
         if agrees(made) and np.max(np.abs(levels - made)) < np.max(off) / 2:
@@ -169,9 +172,6 @@ def _cause(
                     "equal-mass",
                     f"the levels are {name} of cells of equal probability; Lloyd's algorithm has not run",
                 )
-    wrong = np.flatnonzero(off > AGREES * sigma)
-    if len(wrong) == 1 and len(levels) > 2:
-        return "one-level", f"only level {wrong[0]} is wrong: a slip of the pen?"
     if agrees(np.linspace(levels[0], levels[-1], len(levels))):
         return "uniform", "the levels are equally spaced: a uniform quantizer"
     if found := _lloyd_round(levels, dim, bits, law):

@@ -291,7 +291,8 @@ def conclude(name: str, checks: Sequence[Check]) -> Gate:
     if name == "none" and not checks:
         return Gate("none", True, (), "no gate asked")
     if not failed:
-        return Gate(name, True, tuple(checks), f"PASS: {len(checks)} conditions hold")
+        held = "1 condition holds" if len(checks) == 1 else f"{len(checks)} conditions hold"
+        return Gate(name, True, tuple(checks), f"PASS: {held}")
     first = min(failed, key=lambda check: GRAVITY.index(check.status))
     more = f" ({len(failed)} of {len(checks)} conditions)" if len(checks) > 1 else ""
     what = f"{first.metric}: {first.reason}" if first.status == "error" else describe(first)

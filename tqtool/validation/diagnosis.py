@@ -144,8 +144,9 @@ def _sink(source: Source, rows: Sequence[Row], report: Report) -> Found:
         for row in rows[:1]:
             yield (
                 row,
-                f"The first token draws {source.sink_share:.0%} of the attention: read kl_nosink and mass_8_nosink "
-                "too; --sink-tokens 1 keeps it exact.",
+                f"The first token draws {source.sink_share:.0%} of the attention: without it {row.config} has KL "
+                f"{row.metrics['kl_nosink'].mean:.3g} in place of {row.metrics['kl'].mean:.3g}; --sink-tokens 1 keeps "
+                "it exact.",
             )
 
 

@@ -96,7 +96,8 @@ def warnings_of(measured: Measured, source: Source, params: Params) -> list[Noti
     if source.key_offset_worst > LARGE_OFFSET:
         text = (
             f"keys share one constant vector with {source.key_offset:.0%} of their energy (median head; "
-            f"worst {source.key_offset_worst:.0%}); try --center-keys"
+            f"worst {source.key_offset_worst:.0%}); "
+            + ("--center-keys takes it off" if params.center_keys else "try --center-keys")
         )
         found.append(Notice("key-offset", text, source.name))
     if source.queries_left_out:

@@ -21,12 +21,13 @@ from tqtool.codec.codec import engine
 from tqtool.codec.terms import UNTOUCHED
 from tqtool.dumps.inputs import Input
 from tqtool.errors import BugError, InputError, UsageError
+from tqtool.escapes import sayable
 from tqtool.parallel import ordered_map
 from tqtool.report.aggregate import clusters
 from tqtool.report.gates import decide, reached, verdict
 from tqtool.report.model import LayerValues, Notice, Recommendation, Report, Row, Source
 from tqtool.report.params import Params
-from tqtool.report.serialize import rounded
+from tqtool.report.serialize import mapped, rounded
 from tqtool.validation.coders import CONTROL, configurations
 from tqtool.validation.dataset import Dataset, Head, head_of
 from tqtool.validation.diagnosis import MOST, diagnose
@@ -196,7 +197,7 @@ def validate(
         environment=environment(),
         run={},
     )
-    return replace(report, diagnosis=diagnose(report)[:MOST])
+    return mapped(replace(report, diagnosis=diagnose(report)[:MOST]), str, sayable)
 
 
 def judged(rows: Sequence[Row], source: Source) -> list[Row]:

@@ -19,19 +19,22 @@ LIMIT = 900 * 1024
 _RESERVE = 512  # bytes kept for the note about what was left out
 
 
-def report_markdown(report: Report) -> str:
-    """Return the verdict line, a table per source, the diagnosis, and the rest folded."""
+def report_markdown(report: Report, limit: int = LIMIT) -> str:
+    """Return the verdict line, a table per source, the diagnosis, and the rest folded, in at most `limit` bytes.
+
+    The verdict line is there whatever the limit.
+    """
     gated = figures.is_gated(report)
     symbol = "" if not gated else f"{figures.SYMBOLS['pass' if report.gate.passed else 'fail']} "
     text = f"**{symbol}{escape(figures.headline(report))[:2000]}** {MARKER}\n"
     left_out: list[str] = []
     for name, block in _blocks(report, gated):
-        if len((text + block).encode()) + _RESERVE + 40 * len(left_out) < LIMIT:
+        if len((text + block).encode()) + _RESERVE + 40 * len(left_out) < limit:
             text += "\n" + block
         else:
             left_out.append(name)
     if left_out:
-        text += f"\n*Left out to stay below {LIMIT // 1024} KiB: {len(left_out)} parts, the first is {left_out[0]}.*\n"
+        text += f"\n*Left out to stay below {limit // 1024} KiB: {len(left_out)} parts, the first is {left_out[0]}.*\n"
     return text
 
 
