@@ -16,6 +16,7 @@ import typer
 from tqtool import __version__
 from tqtool.cli import (
     bench,
+    capture,
     check_codebooks,
     compare,
     compress,
@@ -88,6 +89,7 @@ COMMANDS: tuple[tuple[Callable[..., None], str], ...] = (
     (inspect.inspect, inspect.HELP),
     (size.size, size.HELP),
     (validate.validate, validate.HELP),
+    (capture.capture, capture.HELP),
     (report.report, report.HELP),
     (compare.compare, compare.HELP),
     (gen_codebooks.gen_codebooks, gen_codebooks.HELP),

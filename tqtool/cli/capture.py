@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from tqtool.hf.models import LoadedModel
 
 
+HELP = """Run texts through a model and write what every layer's attention reads: a dump for `validate`.
+
+Keys, values and the last queries of each layer, as the scores see them, with a manifest that says how the layer
+attends. Nothing is downloaded unless MODEL is a name on the hub.
+"""
+
+
 def capture(
     model: Annotated[
         str,
@@ -79,11 +86,7 @@ def capture(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Run texts through a model and write what every layer's attention reads: a dump for `validate`.
-
-    Keys, values and the last queries of each layer, as the scores see them, with a manifest that says how the layer
-    attends. Nothing is downloaded unless MODEL is a name on the hub.
-    """
+    """Do what `HELP` says."""
     from tqtool.hf.extra import quiet_libraries, require_extra
 
     if more and not text:
