@@ -17,15 +17,10 @@ def refuse_unmeasurable(manifest: Manifest) -> None:
     """Raises: `InputError` for a dump with attention that `validate` has not, rather than measure it as another."""
     described = {"": manifest.all_layers} | {f" of layer {number}": each for number, each in manifest.by_layer.items()}
     for of_layer, claims in described.items():
-        if claims.kind == "latent":
-            text = f"attention{of_layer} is latent (MLA): what its cache stores is a latent, not keys and values"
-            hint = "remove that layer from the manifest and the dump, or measure expanded keys and values as kind full"
-        elif claims.score_bias:
+        if claims.score_bias:
             text = f"scores{of_layer} carry a bias, {claims.score_bias!r}, which is not measured"
             hint = "ALiBi is measured: give its slopes as alibi_slopes"
-        else:
-            continue
-        raise InputError(f"{manifest.path}: {text}", code="attention", hint=hint, path=manifest.path)
+            raise InputError(f"{manifest.path}: {text}", code="attention", hint=hint, path=manifest.path)
 
 
 def check_claims(
@@ -46,6 +41,10 @@ def check_claims(
             hint="describe every layer, or none",
             path=path,
         )
+    if claims.kind == "latent":  # one whose files the manifest names does not come here
+        text = f"{where}: attention is latent (MLA): its cache stores a latent, not keys and values"
+        hint = "name the files latent, rope_key and kv_b in the manifest (docs/dump.md), as tqtool capture does"
+        raise InputError(text, code="attention", hint=hint, path=path)
     if claims.kind in WITHOUT_CACHE:
         text = f"{where}: {manifest.path} calls it {claims.kind}, which keeps no keys and values of its own"
         raise InputError(text, code="manifest", path=path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files as package_files
 from math import prod
@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from tqtool.dumps.arrays import ArraySource
 from tqtool.dumps.claims import check_claims, refuse_unmeasurable
-from tqtool.dumps.datafiles import folder_files, listed, open_arrays
+from tqtool.dumps.entries import PLURAL, Entry, gather, identify, only_array
 from tqtool.dumps.inputs import Input, InputFile, is_folder
+from tqtool.dumps.latents import LatentArrays, check_latent, open_latents
 from tqtool.dumps.layouts import by_layer, check_layout, infer_layout
 from tqtool.dumps.manifest import AttentionClaims, Manifest, find_manifest
 from tqtool.dumps.names import Kind, meaning
@@ -41,6 +42,7 @@ class DumpLayer:
     v: ArraySource
     q: ArraySource | None
     claims: AttentionClaims
+    latent: LatentArrays | None = None  # of latent attention, where k is its latent and v its rotary key
 
     @property
     def kv_heads(self) -> int:
@@ -129,109 +131,34 @@ def load_dump(
             hint = "give --k and --v, --q if there are queries, and no other dump"
             raise UsageError("separate files need both keys and values", code="usage", hint=hint)
         named = {kind: path for kind, path in given.items() if path is not None}
-        found = [(replace(_only(path, dtype), name=kind), kind) for kind, path in named.items()]
+        found = [(replace(only_array(path, dtype), name=kind), kind) for kind, path in named.items()]
         notes: list[str] = []
         manifest, name = find_manifest(Path(k).parent), str(k)
         said = [meaning(Path(source.path).stem) for source, _ in found]
         # A manifest by layers is of use only where the name tells the layer; else one file is a layer or a stack.
         entries = [
-            _Entry(source, kind, each.layer if manifest.by_layer else None, each.tail)
+            Entry(source, kind, each.layer if manifest.by_layer else None, each.tail)
             for (source, kind), each in zip(found, said, strict=True)
         ]
     else:
         if not paths:
             raise UsageError("no dump given", code="usage")
-        sources, notes = _gather(paths, dtype)
         first = Path(paths[0])
         manifest, name = find_manifest(first if is_folder(first) else first.parent), ", ".join(map(str, paths))
-        entries = _identify(sources, notes, name)
-    return _assemble(name, entries, manifest, notes, layout)
+        expected = {file for files in manifest.latents.values() for file in files.values()}
+        sources, notes = gather(paths, dtype, expected)
+        entries = identify(sources, notes, name)
+    return _assemble(name, entries, manifest, notes, layout, open_latents(manifest, dtype))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Entry:
-    """A source and what its name says."""
-
-    source: ArraySource
-    kind: Kind
-    layer: int | None
-    tail: int | None
-
-
-def _only(path: FilePath, dtype: str | None) -> ArraySource:
-    sources = open_arrays(path, dtype=dtype)
-    if len(sources) > 1:
-        names = ", ".join(source.name for source in sources[:8])
-        raise InputError(
-            f"{path}: holds {len(sources)} arrays: {names}",
-            code="ambiguous",
-            hint="give the file as a dump, without --k, --v and --q",
-            path=str(path),
-        )
-    return sources[0]
-
-
-def _gather(paths: Sequence[FilePath], dtype: str | None) -> tuple[list[ArraySource], list[str]]:
-    """Open the files and folders; a folder's other files are noted."""
-    sources: list[ArraySource] = []
-    notes: list[str] = []
-    for path in paths:
-        if not is_folder(path):
-            sources.extend(open_arrays(path, dtype=dtype))
-            continue
-        chosen, ignored = folder_files(Path(path))
-        if ignored:
-            notes.append(f"{path}: ignored {listed(ignored)}")
-        for member in chosen:
-            sources.extend(open_arrays(member, dtype=dtype))
-    return sources, notes
-
-
-def _identify(sources: list[ArraySource], notes: list[str], name: str) -> list[_Entry]:
-    """Give every source its kind and layer by its name; `InputError` if two claim the same place."""
-    entries: list[_Entry] = []
-    other: list[str] = []
-    for source in sources:
-        said = meaning(source.name)
-        if said.kind is None:
-            other.append(source.name)
-            continue
-        entries.append(_Entry(source, said.kind, said.layer, said.tail))
-    if other:
-        notes.append(f"names that tell no kind, ignored: {listed(other)}")
-    if not entries:
-        raise InputError(
-            f"{name}: no keys and values among {listed(other)}",
-            code="no-tensors",
-            hint="name them like layer07_k and layer07_v, or give --k FILE --v FILE",
-            path=name,
-        )
-    places: dict[tuple[Kind, int | None], _Entry] = {}
-    for entry in entries:
-        twin = places.setdefault((entry.kind, entry.layer), entry)
-        if twin is not entry:
-            raise InputError(
-                f"{name}: {twin.source.name} and {entry.source.name} both are the {_PLURAL[entry.kind]}"
-                f"{'' if entry.layer is None else f' of layer {entry.layer}'}",
-                code="ambiguous",
-                hint="move one of them away, or give the files by name",
-                path=name,
-            )
-    if len({entry.layer is None for entry in entries}) > 1:
-        without = listed([entry.source.name for entry in entries if entry.layer is None])
-        raise InputError(
-            f"{name}: some names tell a layer, these do not: {without}",
-            code="ambiguous",
-            hint="give one kind of dump: one file a layer, or stacked layers",
-            path=name,
-        )
-    return entries
-
-
-_PLURAL: dict[Kind, str] = {"k": "keys", "v": "values", "q": "queries"}
-
-
-def _assemble(name: str, entries: list[_Entry], manifest: Manifest, notes: list[str], layout: str | None) -> Dump:
+def _assemble(
+    name: str,
+    entries: list[Entry],
+    manifest: Manifest,
+    notes: list[str],
+    layout: str | None,
+    latents: Mapping[int, LatentArrays],
+) -> Dump:
     refuse_unmeasurable(manifest)
     by_number: dict[int, dict[Kind, ArraySource]] = {}
     layouts: dict[str, None] = {}  # an ordered set
@@ -248,22 +175,34 @@ def _assemble(name: str, entries: list[_Entry], manifest: Manifest, notes: list[
             kinds[entry.kind] = layer
     tails = {entry.layer: entry.tail for entry in entries if entry.kind == "q"}
     layers = tuple(
-        _layer(name, number, kinds, manifest, tails.get(number, tails.get(None)))
+        _latent_layer(name, number, kinds, manifest, latents[number])
+        if number in latents
+        else _layer(name, number, kinds, manifest, tails.get(number, tails.get(None)))
         for number, kinds in sorted(by_number.items())
     )
-    kinds_found = [_PLURAL[kind] for kind in _PLURAL if any(entry.kind == kind for entry in entries)]
+    kinds_found = [PLURAL[kind] for kind in PLURAL if any(entry.kind == kind for entry in entries)]
     count = f"{len(layers)} layer{'s' * (len(layers) != 1)}"
     notes.insert(0, f"{', '.join(kinds_found)} of {count}, axes {', '.join(layouts)}")
     if manifest.path:
         notes.insert(1, f"{manifest.path}: read")
-    return Dump(name, layers, manifest, tuple(notes), tuple(entry.source for entry in entries))
+    sources = [entry.source for entry in entries]
+    sources += [source for each in latents.values() for source in (each.latent, each.rope_key, each.kv_b)]
+    return Dump(name, layers, manifest, tuple(notes), tuple(sources))
+
+
+def _latent_layer(
+    name: str, number: int, kinds: dict[Kind, ArraySource], manifest: Manifest, arrays: LatentArrays
+) -> DumpLayer:
+    claims, q = manifest.claims(number), kinds.get("q")
+    check_latent(f"{name}: layer {number}", arrays, q, claims, name)
+    return DumpLayer(number, arrays.latent, arrays.rope_key, q, claims, arrays)
 
 
 def _layer(name: str, number: int, kinds: dict[Kind, ArraySource], manifest: Manifest, tail: int | None) -> DumpLayer:
     for kind in ("k", "v"):
         if kind not in kinds:
             raise InputError(
-                f"{name}: layer {number} has {' and '.join(_PLURAL[kind] for kind in kinds)} but no {_PLURAL[kind]}",
+                f"{name}: layer {number} has {' and '.join(PLURAL[kind] for kind in kinds)} but no {PLURAL[kind]}",
                 code="unpaired",
                 hint="give both sides, or remove that layer",
                 path=name,

@@ -23,6 +23,7 @@ from tqtool.escapes import parser_reason
 SCHEMA = "tqtool.dump/1"
 MAX_MANIFEST = 1 << 20
 KINDS = ("full", "sliding", "chunked", "latent", "shared", "linear", "cross")
+LATENT_PARTS = ("latent", "rope_key", "kv_b")  # the files of a latent layer, beside its queries
 WITHOUT_CACHE = ("shared", "linear")  # keep no keys and values of their own: nothing to measure
 ALIASES = {
     "query_heads": "heads",
@@ -81,6 +82,7 @@ class Manifest:
     valid_tokens: tuple[int, int] | None = None  # first and one past the last position that holds a token
     all_layers: AttentionClaims = field(default_factory=AttentionClaims)
     by_layer: Mapping[int, AttentionClaims] = field(default_factory=dict)
+    latents: Mapping[int, Mapping[str, str]] = field(default_factory=dict)  # file names by LATENT_PARTS, of a layer
 
     def claims(self, layer: int | None) -> AttentionClaims:
         """Return what is told of a layer; what is told of all layers fills the gaps. None: of all layers."""
@@ -147,6 +149,7 @@ def _manifest(found: dict[str, Any], shown: str) -> Manifest:
     if schema is not None and (not isinstance(layers, list) or len(described) < len(layers)):
         raise _RefusedError("layers is not a list of objects", f"{SCHEMA} describes every layer; see docs/dump.md")
     by_layer: dict[int, AttentionClaims] = {}
+    latents: dict[int, dict[str, str]] = {}
     for place, layer in enumerate(described):
         number = _count(layer, "layer", f"layers[{place}].", least=0)
         if number is None or number in by_layer:
@@ -157,6 +160,8 @@ def _manifest(found: dict[str, Any], shown: str) -> Manifest:
                 f"layers[{place}].{unknown} is not understood", f"a layer has {', '.join(CLAIMS)}, files"
             )
         by_layer[number] = _claims(layer, f"layers[{place}].")
+        if by_layer[number].kind == "latent" and layer.get("files"):
+            latents[number] = _latent_files(layer["files"], f"layers[{place}].")
     return Manifest(
         path=shown,
         model=str(facts.get("name") or ""),
@@ -169,6 +174,7 @@ def _manifest(found: dict[str, Any], shown: str) -> Manifest:
         valid_tokens=_range(found, "valid_tokens"),
         all_layers=_claims(found, ""),
         by_layer=by_layer,
+        latents=latents,
     )
 
 
@@ -201,6 +207,17 @@ def _claims(facts: Mapping[str, Any], where: str) -> AttentionClaims:
         causal=causal,
         first_token=_count(facts, "first_token", where, least=0),
     )
+
+
+def _latent_files(files: Any, where: str) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for part in LATENT_PARTS:
+        name = files.get(part) if isinstance(files, dict) else None
+        if isinstance(name, str) and name and Path(name).name == name:
+            names[part] = name
+        else:
+            raise _RefusedError(f"{where}files.{part} is {name!r}, not the name of a file beside the manifest")
+    return names
 
 
 def _value(facts: Mapping[str, Any], key: str) -> tuple[Any, str]:

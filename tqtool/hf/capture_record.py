@@ -1,7 +1,7 @@
 """What a model's attention reads, written to disk while the prompt runs in chunks.
 
 The keys and values of a layer are those it adds to its cache, as the scores see them (after the rotary embedding).
-Latent attention caches something else than its attention reads: there both are written.
+Latent attention caches something else than its attention reads: there the cache is written, and what expands it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LayerPlan:
     """One layer of a dump to come: what the survey saw, and its files by what they hold."""
 
     facts: LayerFacts
-    files: dict[str, ArrayFile] = field(default_factory=dict)  # k, v, q; of a latent layer latent, rope_key, kv_b too
+    files: dict[str, ArrayFile] = field(default_factory=dict)  # k, v, q; of a latent layer latent, rope_key, kv_b, q
 
 
 def survey(loaded: LoadedModel) -> tuple[LayerFacts, ...]:
@@ -85,7 +85,7 @@ def _surveyed(loaded: LoadedModel, layer: int, call: AttentionCall | None, cache
     if not other:
         return facts
     if hasattr(call.module, "kv_b_proj"):
-        return replace(facts, kind="latent")
+        return replace(facts, kind="latent", kv_heads=1)
     side, mine, read = other[0]
     shapes = f"{tuple(mine.shape[1:])} and {tuple(read.shape[1:])}"
     text = f"{loaded.name}: layer {layer} caches other {side} than its attention reads: {shapes}"
@@ -124,7 +124,8 @@ def plan_of(
                 "v": (facts.kv_heads, tokens, facts.value_dim),
                 "q": (facts.heads, min(tokens, params.queries), facts.key_dim),
             }
-            if facts.kind == "latent":
+            if facts.kind == "latent":  # what attention reads is as good as in the dump, and seventy times as long
+                del shapes["k"], shapes["v"]
                 module = _attention_module(loaded, facts.layer)
                 rank = module.kv_b_proj.in_features
                 shapes["latent"] = (1, tokens, rank)
@@ -247,8 +248,9 @@ class _Recorder:
     def hear(self, call: AttentionCall) -> None:
         """Write what the call adds, and hold its output against the facts at the end."""
         files, new, start = self._plan.files, call.new, self._start
-        files["k"].write(self._folder, start, call.key[0, :, -new:])  # a cache has put older ones in front
-        files["v"].write(self._folder, start, call.value[0, :, -new:])
+        for part, x in (("k", call.key), ("v", call.value)):
+            if part in files:
+                files[part].write(self._folder, start, x[0, :, -new:])  # a cache has put older ones in front
         tail = self._tokens - files["q"].shape[1]
         if start + new > tail:
             first = max(start, tail)

@@ -167,11 +167,17 @@ class LayerFacts:
     sinks: tuple[float, ...] = ()  # a learned logit of each query head, one more key of value zero
     alibi_slopes: tuple[float, ...] = ()  # of each query head: slope * distance is taken off a score
     first_token: int = 0  # position of the first stored key
+    latent: bool = False  # one stored vector a token is key and, in its first value_dim coordinates, value
 
     @property
     def group(self) -> int:
         """Query heads that share a KV head."""
         return self.query_heads // self.kv_heads
+
+    @property
+    def stored_dims(self) -> tuple[int, ...]:
+        """Lengths of the vectors that are stored of a token and KV head: key and value, or a latent that is both."""
+        return (self.key_dim,) if self.latent else (self.key_dim, self.value_dim)
 
 
 @dataclass(frozen=True, slots=True)

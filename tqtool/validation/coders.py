@@ -151,7 +151,9 @@ def turboquant_row(config: KVConfig, keys: SidePlan, values: SidePlan) -> Config
     def side_bytes(tokens: int, facts: LayerFacts) -> tuple[int, int]:
         return (
             head_bytes(config.key_bits, keys, tokens=tokens, dim=facts.key_dim, layer=facts.layer),
-            head_bytes(config.value_bits, values, tokens=tokens, dim=facts.value_dim, layer=facts.layer),
+            0
+            if facts.latent
+            else head_bytes(config.value_bits, values, tokens=tokens, dim=facts.value_dim, layer=facts.layer),
         )
 
     return Configuration(
@@ -171,7 +173,7 @@ def baselines_for(data: Dataset, params: Params) -> list[Baseline]:
 
 def unfit_dim(one: Baseline, data: Dataset) -> tuple[int, str] | None:
     """Return the first length of vectors that a baseline cannot store, and why; None where it stores all."""
-    dims = dict.fromkeys(dim for facts in data.facts for dim in (facts.key_dim, facts.value_dim))
+    dims = dict.fromkeys(dim for facts in data.facts for dim in facts.stored_dims)
     return next(((dim, reason) for dim in dims if (reason := one.dims(dim))), None)
 
 
@@ -201,7 +203,7 @@ def baseline_row(one: Baseline) -> Configuration:
         quantized=(not exact, not exact),
         side_bytes=lambda tokens, facts: (
             one.key.stored_bytes(tokens, facts.key_dim),
-            one.value.stored_bytes(tokens, facts.value_dim),
+            0 if facts.latent else one.value.stored_bytes(tokens, facts.value_dim),
         ),
         note="; ".join(notes),
     )

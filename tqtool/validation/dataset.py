@@ -38,6 +38,7 @@ class Dataset:
     load: Callable[[int, int], Arrays]
     notes: tuple[str, ...] = ()
     inputs: tuple[Input, ...] = ()
+    readout: Callable[[int], Float32Array | None] | None = None  # of layers[index]: see `Head.readout`
     blame: Callable[[int, str], InputError] | None = None  # (layer index, "k") -> what is not finite, and where
     model: str = ""  # its name, where a manifest tells it
     model_layers: int | None = None
@@ -71,6 +72,7 @@ class Head:
     v: Float32Array  # (tokens, value dim)
     sinks: NDArray[np.float64] | None = None  # (queries,) the learned sink of each query's head
     slopes: NDArray[np.float64] | None = None  # (queries,) its ALiBi slope
+    readout: Float32Array | None = None  # (query heads, output dim, value dim): what a latent's heads make of outputs
 
     @property
     def layer(self) -> int:
@@ -161,7 +163,8 @@ def head_of(data: Dataset, index: int, head: int, max_queries: int | None = None
     usable = complete(facts, positions)
     if not usable.all():
         q, positions = q[:, usable], positions[usable]
-    return _unit(facts, head, q, positions, k, v, max_queries)
+    unit = _unit(facts, head, q, positions, k, v, max_queries)
+    return unit if data.readout is None else replace(unit, readout=data.readout(index))
 
 
 def _unit(

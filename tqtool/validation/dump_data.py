@@ -51,15 +51,22 @@ def from_dump(
 
     def load(index: int, head: int) -> Arrays:
         layer, span, group = dump.layers[index], spans[index], facts[index].group
+        if layer.latent is not None:
+            return _absorbed(layer, span)
         q = None if layer.q is None else some_heads(layer.q, head * group, group, span.queries)
         k, v = (some_heads(source, head, 1, span.keys)[0] for source in (layer.k, layer.v))
         return q, k, v
+
+    def readout(index: int) -> Float32Array | None:
+        layer = dump.layers[index]
+        return None if layer.latent is None else _expansion(layer)[1]
 
     return Dataset(
         name=shown,
         kind="dump",
         facts=facts,
         load=load,
+        readout=readout,
         notes=() if name is not None else (*dump.notes, *_notes(dump, valid)),
         inputs=tuple(
             Input(i.path if name is None else f"{name}/{PurePath(i.path).name}", i.sha256, i.shape, i.dtype)
@@ -121,6 +128,8 @@ def _facts(name: str, layer: DumpLayer, span: Span, causal: bool, longest: int) 
             hint='a cache with a window drops its oldest keys: tell "window" and "first_token" of each layer in a '
             "manifest (docs/dump.md), or capture all keys; --no-causal where all queries see all keys",
         )
+    if layer.latent is not None:
+        return _latent_facts(layer, span, causal)
     batch = layer.kv_heads // (layer.k.shape[-3] if len(layer.k.shape) > 2 else 1)
     scale = claims.scaling if claims.scaling is not None else 1 / sqrt(layer.k.dim)
     return LayerFacts(
@@ -140,6 +149,50 @@ def _facts(name: str, layer: DumpLayer, span: Span, causal: bool, longest: int) 
         alibi_slopes=(claims.alibi_slopes or ()) * batch,
         first_token=span.first_token or 0,
     )
+
+
+def _latent_facts(layer: DumpLayer, span: Span, causal: bool) -> LayerFacts:
+    """Latent attention is that of one KV head whose key is the latent with the rotary key behind it."""
+    claims, q = layer.claims, layer.q
+    assert q is not None
+    return LayerFacts(
+        layer=layer.number,
+        kv_heads=1,
+        query_heads=layer.query_heads,
+        tokens=len(span.keys),
+        queries=len(span.queries),
+        key_dim=layer.k.dim + layer.v.dim,
+        value_dim=layer.k.dim,
+        scale=claims.scaling if claims.scaling is not None else 1 / sqrt(q.dim),
+        causal=causal,
+        window=claims.window,
+        chunk=claims.chunk,
+        softcap=claims.softcap,
+        sinks=claims.sinks or (),
+        alibi_slopes=claims.alibi_slopes or (),
+        first_token=span.first_token or 0,
+        latent=True,
+    )
+
+
+def _expansion(layer: DumpLayer) -> tuple[Float32Array, Float32Array]:
+    """Return what makes keys, (heads, nope, rank), and values, (heads, value dim, rank), of the latent."""
+    assert layer.latent is not None
+    assert layer.q is not None
+    weights = as_float32(layer.latent.kv_b.read())
+    nope = layer.q.dim - layer.v.dim
+    return weights[:, :nope], weights[:, nope:]
+
+
+def _absorbed(layer: DumpLayer, span: Span) -> Arrays:
+    """Return queries, keys and values of latent attention as of one KV head: q.(W c) = (W^T q).c."""
+    assert layer.q is not None
+    keys, _ = _expansion(layer)
+    latent, rope = (some_heads(source, 0, 1, span.keys)[0] for source in (layer.k, layer.v))
+    q = some_heads(layer.q, 0, layer.query_heads, span.queries)
+    nope = keys.shape[1]
+    absorbed = np.concatenate([q[:, :, :nope] @ keys, q[:, :, nope:]], axis=2)  # (heads, queries, rank + rotary dim)
+    return absorbed, np.concatenate([latent, rope], axis=1), latent
 
 
 def _notes(dump: Dump, valid: tuple[int, int] | None) -> list[str]:

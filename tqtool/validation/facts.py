@@ -126,6 +126,9 @@ def warnings_of(measured: Measured, source: Source, params: Params) -> list[Noti
             "compare v_readout_err without --center-values"
         )
         found.append(Notice("center-values", text, source.name))
+    if any(facts.latent for facts in source.layer_facts):
+        text = "a latent layer stores one vector a token, with the bits of the keys: those of the values do nothing"
+        found.append(Notice("latent", text, source.name))
     for one in BASELINES:
         if one.name in params.baselines and (unfit := unfit_dim(one, measured.data)):
             text = f"baseline {one.name} is left out: it {unfit[1]}, these vectors have {unfit[0]} coordinates"

@@ -75,7 +75,10 @@ class _Stored:
 def measure_head(unit: Head, seed: int, *, plan: Plan) -> HeadResult:
     """Return every metric of one head under one rotation seed."""
     keys, key_overflow = _restored(plan.key_coders, unit.k, unit.layer, seed)
-    values, value_overflow = _restored(plan.value_coders, unit.v, unit.layer, seed)
+    if unit.facts.latent:  # one stored vector is key and value: the bits of values say nothing
+        values, value_overflow = {name: x[:, : unit.facts.value_dim] for name, x in keys.items()}, frozenset[str]()
+    else:
+        values, value_overflow = _restored(plan.value_coders, unit.v, unit.layer, seed)
     k, v = unit.k.astype(np.float64), unit.v.astype(np.float64)
     stored = _Stored(k, v, k.mean(axis=0), v.mean(axis=0), keys, values)
     blocks = [_measure_block(unit, start, stop, stored, plan) for start, stop in _blocks(len(unit.q), len(k))]
@@ -83,11 +86,16 @@ def measure_head(unit: Head, seed: int, *, plan: Plan) -> HeadResult:
         pair: {name: np.concatenate([block[pair][name] for block in blocks]) for name in found}
         for pair, found in blocks[0].items()
     }
-    storage: dict[Pair, Mapping[str, float]] = {}
+    storage: dict[Pair, dict[str, float]] = {}
     for name, coder in plan.key_coders.items():
         expected = coder.expected(unit.k, unit.layer) if coder.expected else 0.0
         storage[name, ""] = _storage("k", k, keys[name], expected)
+        if unit.facts.latent:  # the rotation spreads an error evenly over the coordinates
+            share = unit.facts.value_dim / unit.facts.key_dim
+            storage[name, ""] = storage[name, ""] | _storage("v", v, values[name], share * expected)
     for name, coder in plan.value_coders.items():
+        if unit.facts.latent:
+            break
         expected = coder.expected(unit.v, unit.layer) if coder.expected else 0.0
         storage["", name] = _storage("v", v, values[name], expected)
     overflow = key_overflow | value_overflow
@@ -161,7 +169,8 @@ def _measure_block(
     kept_scores = exact_scores.copy() if recent is not None else exact_scores
     with_sink = weights_of(exact_scores)
     exact = with_sink.of_keys(last)
-    output = exact.p @ v
+    output = _read(unit, start, exact.p @ v)
+    mean_output = _read(unit, start, np.broadcast_to(stored.mean_v, (len(q), len(stored.mean_v))))
     count = metrics.TOP + plan.nosink_tokens
     top = metrics.top_keys(exact, count)
     rest = metrics.without_first(top, plan.nosink_tokens, metrics.TOP)
@@ -171,12 +180,14 @@ def _measure_block(
             "n_eff": metrics.n_eff(with_sink),
             "sink_share": metrics.sink_share(exact, plan.nosink_tokens),
             "score_noise": metrics.score_noise(exact, q, centred_keys, slope),
-            "readout_noise": metrics.readout_noise(exact, v, output),
+            "readout_noise": np.full(len(q), np.nan)  # what an expansion does to an error is not known beforehand
+            if unit.readout is not None
+            else metrics.readout_noise(exact, v, output),
         }
     }
 
     def compare(other: Float64Array, side: str) -> dict[str, Float64Array]:
-        moved, moved_other = output - stored.mean_v, other - stored.mean_v
+        moved, moved_other = output - mean_output, other - mean_output
         return {
             f"cos{side}": metrics.cosine(output, other),
             f"rel_err{side}": metrics.rel_err(output, other),
@@ -189,12 +200,13 @@ def _measure_block(
         if recent is not None:  # what the newest tokens lost in the product above is given back
             since = max(0, int(positions[0]) - plan.residual_window + 1)
             mixed += np.where(recent[:, since:], weights[:, since:], 0.0) @ (v[since:] - restored[since:])
-        return mixed
+        return _read(unit, start, mixed)
 
-    restored_values = {name: stored.values[name][:last] for name in plan.value_coders}
+    restored_values = {name: restored[:last] for name, restored in stored.values.items()}
     for name, restored in restored_values.items():
         side = compare(read_out(exact.p, restored), "_vonly")
-        found[("", name)] = side | {"v_readout_err": side["rel_err_vonly"]}
+        place = (name, "") if facts.latent else ("", name)
+        found[place] = side | {"v_readout_err": side["rel_err_vonly"]}
     for name in plan.key_coders:
         scores = scores_of(stored.keys[name][:last])
         if recent is not None:
@@ -204,18 +216,37 @@ def _measure_block(
         ratio = metrics.log_ratio(with_sink, other_with_sink)
         other_top = metrics.top_keys(other, count)
         other_rest = metrics.without_first(other_top, plan.nosink_tokens, metrics.TOP)
-        found[(name, "")] = {
-            "kl": metrics.kl(with_sink, ratio),
-            "kl_nosink": metrics.kl_without(exact, other, ratio[:, :last], plan.nosink_tokens),
-            "sigma_a": metrics.sigma_a(with_sink, ratio),
-            "tv": metrics.tv(with_sink, other_with_sink),
-            "top1_decisive": metrics.top1_decisive(exact, top, other_top),
-            "mass_8": metrics.mass_8(exact, top, other_top, keys_seen),
-            "mass_8_nosink": metrics.mass_8(exact, rest, other_rest, keys_seen - plan.nosink_tokens),
-        } | compare(other.p @ v, "_konly")
+        found[(name, "")] = (
+            found.get((name, ""), {})
+            | {
+                "kl": metrics.kl(with_sink, ratio),
+                "kl_nosink": metrics.kl_without(exact, other, ratio[:, :last], plan.nosink_tokens),
+                "sigma_a": metrics.sigma_a(with_sink, ratio),
+                "tv": metrics.tv(with_sink, other_with_sink),
+                "top1_decisive": metrics.top1_decisive(exact, top, other_top),
+                "mass_8": metrics.mass_8(exact, top, other_top, keys_seen),
+                "mass_8_nosink": metrics.mass_8(exact, rest, other_rest, keys_seen - plan.nosink_tokens),
+            }
+            | compare(_read(unit, start, other.p @ v), "_konly")
+        )
         for value_name in dict.fromkeys(value for key, value in plan.pairs if key == name):
-            found[(name, value_name)] = compare(read_out(other.p, restored_values[value_name]), "")
+            restored = restored_values[name if facts.latent else value_name]
+            found[(name, value_name)] = compare(read_out(other.p, restored), "")
     return found
+
+
+def _read(unit: Head, start: int, mixed: Float64Array) -> Float64Array:
+    """Return what the heads make of mixed values, (queries, dim), of the rows from `start` on.
+
+    Of a latent each query head has its own expansion; rows take turns among the heads.
+    """
+    if unit.readout is None:
+        return mixed
+    heads = len(unit.readout)
+    output = np.empty((len(mixed), unit.readout.shape[1]))
+    for first in range(min(heads, len(mixed))):
+        output[first::heads] = mixed[first::heads] @ unit.readout[(start + first) % heads].T
+    return output
 
 
 def _storage(side: str, exact: Float64Array, restored: Float64Array, expected: float) -> dict[str, float]:

@@ -73,21 +73,21 @@ def _row(measured: Measured, configuration: Configuration) -> Row:
         k, v = configuration.side_bytes(n, facts)
         key_bytes, value_bytes = key_bytes + facts.kv_heads * k, value_bytes + facts.kv_heads * v
         keys_stored += facts.kv_heads * n * facts.key_dim
-        values_stored += facts.kv_heads * n * facts.value_dim
+        values_stored += facts.kv_heads * n * sum(facts.stored_dims[1:])
         tokens += facts.kv_heads * n
     total, stored = key_bytes + value_bytes, keys_stored + values_stored
-    dims = [(facts.key_dim, facts.value_dim) for facts in data.facts]
+    sides = [side for facts in data.facts for side in zip(facts.stored_dims, configuration.bits, strict=False)]
     return Row(
         source=data.name,
         config=configuration.name,
         kind=configuration.kind,
         bits_per_value=8 * total / stored,
         key_bits_per_value=8 * key_bytes / keys_stored,
-        value_bits_per_value=8 * value_bytes / values_stored,
+        value_bits_per_value=8 * value_bytes / values_stored if values_stored else 8 * key_bytes / keys_stored,
         pair_bytes=total / tokens,
         ratio_fp32=FLOAT32_BYTES * stored / total,
         ratio_fp16=FLOAT16_BYTES * stored / total,
-        shared_bytes=shared_bytes(side for pair in dims for side in zip(pair, configuration.bits, strict=True)),
+        shared_bytes=shared_bytes(sides),
         level="none",
         status="pass" if _engaged(measured, configuration) else "error",
         verdict="",
@@ -108,11 +108,9 @@ def _published(data: Dataset, configuration: Configuration) -> dict[str, str]:
 
 def _engaged(measured: Measured, configuration: Configuration) -> bool:
     """Whether every side that should be quantized was changed somewhere."""
-    key, value = configuration.pair
-    sides = (("k_rel_mse", (key, "")), ("v_rel_mse", ("", value)))
     return all(
-        any(result.storage[pair][metric] > 0 for result in measured.seeds[0])
-        for quantized, (metric, pair) in zip(configuration.quantized, sides, strict=True)
+        any(_values(measured, result, configuration.pair, metric)[0] > 0 for result in measured.seeds[0])
+        for quantized, metric in zip(configuration.quantized, ("k_rel_mse", "v_rel_mse"), strict=True)
         if quantized
     )
 
@@ -168,21 +166,25 @@ def _predictions(measured: Measured, configuration: Configuration) -> dict[str, 
     if by_key is None or by_value is None:
         return {}
     results = measured.seeds[0]
+
+    def value_distortion(facts: LayerFacts) -> float:
+        return by_key(facts.key_dim) if facts.latent else by_value(facts.value_dim)
+
     noise, readout = [], []
     for result in results:
         facts, context = measured.facts(result.layer), result.queries["", ""]
         pooled = float(np.mean(context["score_noise"]))
         noise.append(sigma_pred(pooled, by_key(facts.key_dim), facts.scale, facts.key_dim) ** 2 / 2)
-        readout.append((facts.value_dim, mean(context["readout_noise"])))
-    by_dim = {dim: np.array([x for d, x in readout if d == dim]) for dim, _ in readout}
-    shares = {dim: int(np.count_nonzero(~np.isnan(x))) for dim, x in by_dim.items()}
-    known = {dim: mean(x) for dim, x in by_dim.items() if shares[dim]}
-    errors = [(float(np.sqrt(by_value(dim))) * x, shares[dim]) for dim, x in known.items()]
+        readout.append((value_distortion(facts), mean(context["readout_noise"])))
+    by_error = {error: np.array([x for d, x in readout if d == error]) for error, _ in readout}
+    shares = {error: int(np.count_nonzero(~np.isnan(x))) for error, x in by_error.items()}
+    known = {error: mean(x) for error, x in by_error.items() if shares[error]}
+    errors = [(float(np.sqrt(error)) * x, shares[error]) for error, x in known.items()]
     predicted = {
         "kl": float(np.mean(noise)),
         "v_readout_err": _weighted(errors),
         "k_cos": _weighted([(float(np.sqrt(1 - by_key(f.key_dim))), f.kv_heads) for f in measured.data.facts]),
-        "v_cos": _weighted([(float(np.sqrt(1 - by_value(f.value_dim))), f.kv_heads) for f in measured.data.facts]),
+        "v_cos": _weighted([(float(np.sqrt(1 - value_distortion(f))), f.kv_heads) for f in measured.data.facts]),
     }
     if measured.data.kind == "synthetic" and measured.data.name == "gaussian":
         facts = measured.data.facts[0]

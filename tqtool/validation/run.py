@@ -170,6 +170,9 @@ def validate(
     recommendations: list[Recommendation] = []
     sets = [with_options(data, params) for data in datasets]  # what cannot be measured is refused before the rest
     _check_layers(sets, params)
+    if params.recommend_widths and (latent := [f.layer for data in sets for f in data.facts if f.latent]):
+        text = f"--recommend: layer {latent[0]} stores a latent, whose bits for keys and values cannot be parted"
+        raise UsageError(text, code="usage", hint="compare rows instead, for instance -c K4/V4,K3/V3")
     for data in sets:
         measured = measure(data, params, threads=threads, executor=executor, advance=advance)
         source = source_of(measured, params)
