@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import pytest
 from conftest import Run
@@ -69,8 +70,11 @@ def test_bench_shows_a_decoding_step_over_both_caches(tqtool: Run) -> None:
             assert row["float32_bytes"] == tokens * 8 * 1024
             assert row["agreement"] < 1e-5
             assert row["overhead"] == row["work_seconds"] / row["fused_seconds"] > 0
+            assert min(row["tokens_per_second"]) > 0
+            assert row["operations"]["rotate K"] == 128 * 7
     lines = tqtool(*arguments).stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["tokens", "16", "300"]
+    assert [line.split()[0] for line in lines[:3]] == ["tokens", "16", "300"]
+    assert re.search(r"^ *attend +76,800 +100.00%$", "\n".join(lines), re.MULTILINE)
 
 
 def test_fractions_are_quotients_of_times() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from tqtool.attention.cache import KVCache, TurboQuantCache, plain_attention
 from tqtool.attention.plain import AttentionConfig
+from tqtool.codec.rotation import hadamard_order
 from tqtool.codec.sizes import KVConfig
 
 DISTINCT = 2048  # tokens drawn; longer caches repeat them: time does not depend on the values
@@ -20,6 +21,7 @@ class AttentionSpeed:
     """One decoding step of one layer over a cache of `tokens` tokens; times are the fastest of several."""
 
     config: KVConfig
+    dim: int
     tokens: int
     float32_seconds: float  # attention of one query over the float32 cache
     fused_seconds: float  # the same over the compressed cache, from packed codes
@@ -28,6 +30,32 @@ class AttentionSpeed:
     agreement: float  # relative difference of the fused output from restoring every vector first
     float32_bytes: int
     packed_bytes: int
+
+    @property
+    def operations(self) -> dict[str, int]:
+        """Operations of each part of the step for one head.
+
+        Additions of the transform, comparisons of the binary search, shifts of the packing, multiply-adds of the
+        attention. Source: the specification, Performance Budget; a length of m * 2^k has m additions a coordinate more.
+        """
+        order = hadamard_order(self.dim)
+        rotation = self.dim * ((self.dim // order).bit_length() - 1 + (order if order > 1 else 0))
+        return {
+            "rotate K": rotation,
+            "rotate V": rotation,
+            "quantize K": self.dim * self.config.key_bits,
+            "quantize V": self.dim * self.config.value_bits,
+            "pack K": self.dim,
+            "pack V": self.dim,
+            "rotate Q": rotation,
+            "attend": 2 * self.tokens * self.dim,
+            "rotate back": rotation,
+        }
+
+    @property
+    def tokens_per_second(self) -> tuple[float, float]:
+        """Decoding steps of one layer in a second, float32 and compressed: storing and attention alone."""
+        return 1 / self.float32_seconds, 1 / (self.fused_seconds + self.work_seconds)
 
     @property
     def speedup(self) -> float:
@@ -72,6 +100,7 @@ def attention_speed(
     difference = packed.attention(q, 0, last, rules) - restored
     return AttentionSpeed(
         config=config,
+        dim=dim,
         tokens=tokens,
         float32_seconds=_fastest(lambda: exact.attention(q, 0, last, rules), seconds),
         fused_seconds=_fastest(lambda: packed.attention(q, 0, last, rules), seconds),

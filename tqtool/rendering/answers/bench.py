@@ -91,6 +91,8 @@ def cache_text(speeds: Sequence[AttentionSpeed], *, terminal: bool) -> str:
         f"{speeds[0].config} MiB",
         "store us",
         "share",
+        "f32 tok/s",
+        "fused tok/s",
     )
     rows = [
         [
@@ -103,9 +105,21 @@ def cache_text(speeds: Sequence[AttentionSpeed], *, terminal: bool) -> str:
             f"{speed.packed_bytes / MEBI:.3g}",
             f"{1e6 * speed.work_seconds:.1f}",
             f"{speed.overhead:.1%}",
+            *(f"{rate:.4g}" for rate in speed.tokens_per_second),
         ]
         for speed in speeds
     ]
+    table = table_text([Column(title) for title in titles], rows, terminal=terminal)
+    return f"{table}\n\n{_operations_text(speeds[-1], terminal=terminal)}"
+
+
+def _operations_text(speed: AttentionSpeed, *, terminal: bool) -> str:
+    """Return the operations of a head's step part by part, with their sum, and each as a share of the attention's."""
+    parts = speed.operations
+    rows = [
+        [name, f"{n:,}", f"{n / parts['attend']:.2%}"] for name, n in (parts | {"all": sum(parts.values())}).items()
+    ]
+    titles = f"one head of {speed.dim}, {speed.tokens:,} tokens", "operations", "of attention"
     return table_text([Column(title) for title in titles], rows, terminal=terminal)
 
 
@@ -118,6 +132,8 @@ def cache_json(speeds: Sequence[AttentionSpeed], setup: Installation, params: di
             "speedup": speed.speedup,
             "overhead": speed.overhead,
             "call_overhead": speed.call_overhead,
+            "tokens_per_second": speed.tokens_per_second,
+            "operations": speed.operations,
         }
         for speed in speeds
     ]
