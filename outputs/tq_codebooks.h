@@ -34,6 +34,11 @@
 #endif
 #endif
 
+/* FA_TQ_CODEBOOKS_NO_UNIT or FA_TQ_CODEBOOKS_NO_CENTERED, defined before, leaves that domain out. */
+#if defined(FA_TQ_CODEBOOKS_NO_UNIT) && defined(FA_TQ_CODEBOOKS_NO_CENTERED)
+#error "both domains of the tables are left out"
+#endif
+
 #ifndef FA_TQ_CODEBOOK_DEFINED /* an engine may own the struct */
 #define FA_TQ_CODEBOOK_DEFINED
 typedef struct {
@@ -49,6 +54,7 @@ typedef char fa_tq_codebook_size_check[sizeof(fa_tq_codebook) == 132 ? 1 : -1];
 
 FA_TQ_CODEBOOK_CONST int fa_tq_codebook_dims[FA_TQ_CODEBOOK_DIM_COUNT] = { 64, 96, 128, 160 };
 
+#ifndef FA_TQ_CODEBOOKS_NO_UNIT
 FA_TQ_CODEBOOK_CONST fa_tq_codebook fa_tq_codebooks_unit[FA_TQ_CODEBOOK_COUNT] = {
     /* d = 64, 2 bits: relative squared error 0.114548 */
     { 2, 4,
@@ -207,7 +213,9 @@ FA_TQ_CODEBOOK_CONST fa_tq_codebook fa_tq_codebooks_unit[FA_TQ_CODEBOOK_COUNT] =
         0.606305063f
       } }
 };
+#endif
 
+#ifndef FA_TQ_CODEBOOKS_NO_CENTERED
 FA_TQ_CODEBOOK_CONST fa_tq_codebook fa_tq_codebooks_centered[FA_TQ_CODEBOOK_COUNT] = {
     /* d = 64, 2 bits: relative squared error 0.114548 */
     { 2, 4,
@@ -366,33 +374,43 @@ FA_TQ_CODEBOOK_CONST fa_tq_codebook fa_tq_codebooks_centered[FA_TQ_CODEBOOK_COUN
         0.21261014f
       } }
 };
+#endif
 
 /* Return the row of the tables for vectors of length dim at so many bits, -1 if there is none. */
 static inline int fa_tq_codebook_index(int dim, int bits)
 {
     const int widths = FA_TQ_CODEBOOK_COUNT / FA_TQ_CODEBOOK_DIM_COUNT;
     int row;
+#ifdef FA_TQ_CODEBOOKS_NO_CENTERED
+    const fa_tq_codebook *tables = fa_tq_codebooks_unit;
+#else
+    const fa_tq_codebook *tables = fa_tq_codebooks_centered;
+#endif
     for (row = 0; row < FA_TQ_CODEBOOK_COUNT; ++row) {
-        if (fa_tq_codebook_dims[row / widths] == dim && fa_tq_codebooks_centered[row].bits == bits) {
+        if (fa_tq_codebook_dims[row / widths] == dim && tables[row].bits == bits) {
             return row;
         }
     }
     return -1;
 }
 
+#ifndef FA_TQ_CODEBOOKS_NO_UNIT
 /* Return the table for values u in [0, 1], NULL if there is none. */
 static inline const fa_tq_codebook *fa_tq_codebook_find(int dim, int bits)
 {
     const int row = fa_tq_codebook_index(dim, bits);
     return row < 0 ? NULL : &fa_tq_codebooks_unit[row];
 }
+#endif
 
+#ifndef FA_TQ_CODEBOOKS_NO_CENTERED
 /* Return the table for values t in [-1, 1], NULL if there is none: this one is exactly odd-symmetric. */
 static inline const fa_tq_codebook *fa_tq_codebook_find_centered(int dim, int bits)
 {
     const int row = fa_tq_codebook_index(dim, bits);
     return row < 0 ? NULL : &fa_tq_codebooks_centered[row];
 }
+#endif
 
 /* Take the 32 bits of a word into a CRC-32, lowest first: its bytes in little-endian order on any machine. */
 static inline uint32_t fa_tq_codebooks_crc32_word(uint32_t crc, uint32_t word)

@@ -474,6 +474,7 @@ static void test_codebook(int dim, int bits) {
         check(fabs((double)(b - middle)) < 1e-7, "a boundary is not the middle of its centroids", dim, bits, k);
     }
     check(fa_tq_codebooks_crc32(fa_tq_codebooks_centered) == FA_TQ_CODEBOOKS_CRC32_CENTERED, "checksum", dim, bits, 0);
+    check(fa_tq_codebooks_crc32(fa_tq_codebooks_unit) == FA_TQ_CODEBOOKS_CRC32_UNIT, "checksum", dim, bits, 1);
     check(fa_tq_codebook_find(dim + 1, bits) == NULL, "a table for a length that has none", dim, bits, 0);
     check(fa_tq_selftest() == 0, fa_tq_strerror(fa_tq_selftest()), dim, bits, 0);
     fa_tq_free(state);

@@ -278,6 +278,9 @@ def test_the_header_on_stdout_is_only_the_header(tqtool, header: str) -> None:
     done = tqtool("gen-codebooks", "-o", "-")
     assert done.stdout == header
     assert "relative MSE" in done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0] == "tqtool: 12 tables"
+    assert len(lines) == 14  # and the titles; a table a line
     assert tqtool("-q", "gen-codebooks", "-o", "-").stderr == ""
 
 
@@ -316,3 +319,23 @@ def test_gen_codebooks_refuses_in_one_line(tqtool, arguments: list[str], status:
     done = tqtool("gen-codebooks", *arguments)
     assert (done.returncode, done.stdout) == (status, "")
     assert f"tqtool: {message}" in done.stderr
+
+
+@pytest.mark.parametrize(("left_out", "kept"), [("UNIT", "find_centered"), ("CENTERED", "find")])
+def test_one_domain_can_be_left_out(left_out: str, kept: str, tmp_path: Path, header: str) -> None:
+    compiler = shutil.which("gcc") or shutil.which("clang")
+    if not compiler:
+        pytest.skip("no C compiler here")
+    (tmp_path / "tq_codebooks.h").write_text(header)
+    use = (
+        f"int main(void) {{ return fa_tq_codebook_{kept}(160, 4)->levels - 16 + fa_tq_codebook_index(128, 2) - 6; }}\n"
+    )
+    unit = f'#define FA_TQ_CODEBOOKS_NO_{left_out}\n#include "tq_codebooks.h"\n{use}'
+    compile_units(tmp_path, compiler, f"-std=c99 {STRICT[1]} -Wno-missing-declarations", {"one.c": unit}, "one")
+    assert subprocess.run([tmp_path / "one"], check=False).returncode == 0
+    tables = (tmp_path / "one").read_bytes()
+    book = lloyd_max(160, 4)
+    for name, pair in (("UNIT", book.unit_tables), ("CENTERED", book.tables)):
+        assert (pair[1].astype("<f4").tobytes() in tables) == (name != left_out), name
+    with pytest.raises(AssertionError, match="both domains"):
+        compile_units(tmp_path, compiler, "-DFA_TQ_CODEBOOKS_NO_CENTERED -DFA_TQ_CODEBOOKS_NO_UNIT", {"none.c": unit})

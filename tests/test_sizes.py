@@ -31,6 +31,7 @@ MIB = 1 << 20
     ],
 )
 def test_pairs_of_128_cost_what_the_design_says(config: str, meta: Any, pair: int, ratio: float) -> None:
+    assert KVConfig() == KVConfig.parse("K4/V2")
     parsed = KVConfig.parse(config)
     assert parsed.pair_bytes(128, meta) == pair
     assert cache_size(parsed, [AttentionLayer(1, 128)], tokens=1, meta=meta).ratio == pytest.approx(ratio, abs=0.005)

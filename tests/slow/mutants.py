@@ -146,8 +146,8 @@ FAULTS = (
     Fault(
         "exact values are not turned",
         KERNELS,
-        "        FN(scale_tile)(s, x, factors);\n        const VF *y = FN(hadamard)(s, false, x, spare);\n",
-        "        const VF *y = FN(hadamard)(s, false, x, spare);\n",
+        "const VF *y = FN(hadamard)(s, false, x, spare);\n        float *tile",
+        "const VF *y = x;\n        float *tile",
     ),
     Fault(
         "evicted codes, kept scales",

@@ -26,10 +26,10 @@ def vector_bytes(dim: int, bits: int, meta: Meta = "range") -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class KVConfig:
-    """Bits of keys and values: 1 to 8, or 16 for a side that is left untouched. Prints as `K4/V2`."""
+    """Bits of keys and values: 1 to 8, or 16 for a side that is left untouched. The default prints as `K4/V2`."""
 
-    key_bits: int
-    value_bits: int
+    key_bits: int = 4
+    value_bits: int = 2
 
     def __post_init__(self) -> None:
         for bits in (self.key_bits, self.value_bits):

@@ -115,10 +115,8 @@ def cache_text(speeds: Sequence[AttentionSpeed], *, terminal: bool) -> str:
 
 def _operations_text(speed: AttentionSpeed, *, terminal: bool) -> str:
     """Return the operations of a head's step part by part, with their sum, and each as a share of the attention's."""
-    parts = speed.operations
-    rows = [
-        [name, f"{n:,}", f"{n / parts['attend']:.2%}"] for name, n in (parts | {"all": sum(parts.values())}).items()
-    ]
+    parts = speed.operations | {"all": sum(speed.operations.values())}
+    rows = [[name, f"{count:,}", f"{count / parts['attend']:.2%}"] for name, count in parts.items()]
     titles = f"one head of {speed.dim}, {speed.tokens:,} tokens", "operations", "of attention"
     return table_text([Column(title) for title in titles], rows, terminal=terminal)
 
