@@ -30,6 +30,7 @@ from tqtool.cli import (
     size,
     validate,
 )
+from tqtool.cli import eval as evaluation  # not over the function of that name
 from tqtool.cli.output import Color, Settings
 from tqtool.cli.signals import Stopped, raise_when_stopped
 from tqtool.errors import OutputError, TqError
@@ -90,6 +91,7 @@ COMMANDS: tuple[tuple[Callable[..., None], str], ...] = (
     (size.size, size.HELP),
     (validate.validate, validate.HELP),
     (capture.capture, capture.HELP),
+    (evaluation.eval, evaluation.HELP),
     (report.report, report.HELP),
     (compare.compare, compare.HELP),
     (gen_codebooks.gen_codebooks, gen_codebooks.HELP),

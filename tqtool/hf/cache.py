@@ -207,6 +207,11 @@ def turboquant_cache(
         value_rule,
         seed,
     )
+    return coded_cache(config, coding, protect)
+
+
+def coded_cache(config: Any, coding: Coding, protect: tuple[int, ...] = ()) -> DynamicCache:
+    """Return what `turboquant_cache` does, of a coding."""
     decoder = config.get_text_config(decoder=True)
     cache = DynamicCache(config=config)
     count = len(cache.layers)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, HQQQuantizedLayer, QuantoQuantizedLayer
 
 from tqtool.errors import UsageError
-from tqtool.hf.cache import Coding, turboquant_cache
+from tqtool.hf.cache import Coding, TurboQuantLayer, coded_cache
 from tqtool.hf.extra import require, version_of
 from tqtool.report.evaluation import Setting
 
@@ -26,8 +28,16 @@ class Candidate:
 
     config: str
     setting: Setting
-    bits_per_value: float
     make: Callable[[], DynamicCache]
+    nominal_bits: float | None = None  # stored bits of a value; None: as the cache's codes say
+
+    def bits_per_value(self, cache: DynamicCache) -> float:
+        """Return the stored bits of a value, of a cache that holds tokens; exact tokens do not count."""
+        if self.nominal_bits is not None:
+            return self.nominal_bits
+        sides = [side for layer in cache.layers if isinstance(layer, TurboQuantLayer) for side in layer.sides or ()]
+        values = sum(prod(side.encoded.shape) for side in sides)
+        return 8 * sum(side.encoded.nbytes for side in sides) / values
 
 
 class Fp8Layer(DynamicLayer):
@@ -50,32 +60,27 @@ class Fp8Layer(DynamicLayer):
         return torch.cat([x[:, :, :first], cast, x[:, :, last:]], 2)
 
 
-def candidates(config: Any, codings: list[Coding], baselines: list[str], *, dim: int) -> list[Candidate]:
-    """Return the exact control, then every coding and baseline, both settings of each where it has both.
+def candidates(config: Any, codings: list[Coding], baselines: list[str]) -> list[Candidate]:
+    """Return the exact control, then every coding and baseline in the settings that it has.
 
-    `baselines` are names of `BASELINES`. Raises: `SetupError` ("extra") for one whose package is missing.
+    `baselines` are names of `BASELINES`. Raises: `SetupError` ("extra") for one whose package is missing, `UsageError`
+    for a model without full-attention layers.
     """
-    found = [Candidate("exact", "exact", 16, lambda: DynamicCache(config=config))]
-    for exact_chunk, setting in ((False, "every-token"), (True, "past-only")):
-        for coding in codings:
-            # without a window the first setting is the letter of the specification
-            one = replace(coding, exact_chunk=exact_chunk, residual_window=coding.residual_window * exact_chunk)
-            bits = sum(8 * spec.vector_bytes / spec.dim for spec in one.specs(dim, dim)) / 2
-            found.append(Candidate(str(one.kv), setting, bits, lambda one=one: cache_of(config, one)))  # type: ignore[arg-type, misc]
+    found = [Candidate("exact", "exact", partial(DynamicCache, config=config), 16)]
+    first = codings[0]
+    settings: tuple[tuple[Setting, bool], ...] = (("every-token", False), ("past-only", True))
+    for setting, exact_chunk in settings:
+        rules = {"exact_chunk": exact_chunk, "residual_window": first.residual_window if exact_chunk else 0}
+        ours = [replace(coding, **rules) for coding in codings]  # type: ignore[arg-type]
+        found += [Candidate(str(each.kv), setting, partial(coded_cache, config, each)) for each in ours]
         if "fp8" in baselines:
-            one = replace(codings[0], exact_chunk=exact_chunk, residual_window=codings[0].residual_window * exact_chunk)
-            found.append(Candidate("fp8", setting, 8, lambda one=one: replaced(config, lambda: Fp8Layer(one))))  # type: ignore[arg-type, misc]
-    window = codings[0].residual_window
-    for name, bits, layer in (("quanto", 4, QuantoQuantizedLayer), ("hqq", 4, HQQQuantizedLayer)):
+            found.append(Candidate("fp8", setting, partial(replaced, config, partial(Fp8Layer, ours[0])), 8))
+    for name, layer, axis in (("quanto", QuantoQuantizedLayer, 0), ("hqq", HQQQuantizedLayer, 1)):
         if name in baselines:
             require(f"--baselines {name}", *BASELINES[name])
-            options = {"nbits": bits, "q_group_size": GROUP, "residual_length": max(window, 1)}
-            options |= {"axis_key": 1, "axis_value": 1} if name == "hqq" else {}
-
-            def make(layer: Any = layer, options: dict[str, int] = options) -> DynamicCache:
-                return replaced(config, lambda: layer(**options))
-
-            found.append(Candidate(f"{name} int{bits}", "past-only", bits + 32 / GROUP, make))
+            rest = {"nbits": 4, "q_group_size": GROUP, "residual_length": max(first.residual_window, 1)}
+            make = partial(layer, **rest, axis_key=axis, axis_value=axis)
+            found.append(Candidate(f"{name} int4", "past-only", partial(replaced, config, make), 4 + 32 / GROUP))
     return found
 
 
@@ -84,20 +89,9 @@ def installed_baselines() -> list[str]:
     return [name for name, packages in BASELINES.items() if all(version_of(package) for package in packages)]
 
 
-def cache_of(config: Any, coding: Coding) -> DynamicCache:
-    """Return our cache of a coding."""
-    return turboquant_cache(
-        config,
-        coding.kv,
-        residual_window=coding.residual_window,
-        sink_tokens=coding.sink_tokens,
-        exact_chunk=coding.exact_chunk,
-        meta=coding.meta,
-        law=coding.law,
-        key_rule=coding.key_rule,
-        value_rule=coding.value_rule,
-        seed=coding.seed,
-    )
+def compressed_layers(config: Any) -> int:
+    """Return how many layers of a model a cache of ours compresses."""
+    return sum(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
 
 
 def replaced(config: Any, make: Callable[[], Any]) -> DynamicCache:

@@ -5,11 +5,9 @@ Each chunk runs through all caches before the next, so only a chunk's logits are
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ import torch
 from tqtool.dtypes import Float64Array
 from tqtool.errors import BugError, InputError
 from tqtool.hf.candidates import Candidate
+from tqtool.hf.capture_texts import Text, token_ids
 from tqtool.hf.models import LoadedModel
 from tqtool.hf.needles import Haystack, haystack
 from tqtool.hf.steps import step
@@ -45,32 +44,23 @@ class _Gathered:
     same: list[Float64Array] = field(default_factory=list)
     greedy: list[list[int]] = field(default_factory=list)
     needles: list[Needle] = field(default_factory=list)
+    bits: float = 0
 
 
-def read_text(loaded: LoadedModel, path: str, *, max_tokens: int, chunk: int) -> TokenText:
-    """Read a UTF-8 file as token ids, the first `max_tokens`.
+def tokens_of(loaded: LoadedModel, text: Text, *, max_tokens: int, chunk: int) -> TokenText:
+    """Return a text as token ids, the first `max_tokens`.
 
-    Raises: `InputError` ("not-found", "unreadable", "text"): the last for a text that ends within the first chunk, of
-    which no later token would be predicted from codes.
+    Raises: `InputError` ("text") for a text that ends within the first chunk: nothing is predicted from codes there.
     """
-    try:
-        content = Path(path).read_bytes()
-        text = content.decode()
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file", code="not-found", path=path) from error
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", code="unreadable", path=path) from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}", code="unreadable", path=path) from error
-    ids: list[int] = loaded.tokenizer(text, verbose=False)["input_ids"][:max_tokens]
+    ids, _ = token_ids(loaded.tokenizer, text, max_tokens)
     if len(ids) <= chunk:
         raise InputError(
-            f"{path}: {len(ids)} tokens, more than a chunk of {chunk} are needed: later ones are read from codes",
-            code="shape",
+            f"{text.source}: {len(ids)} tokens end within the first chunk of {chunk}: none is predicted from codes",
+            code="text",
             hint="give a longer text, or a smaller --chunk",
-            path=path,
+            path=text.source,
         )
-    return TokenText(EvalText(path, hashlib.sha256(content).hexdigest(), len(ids)), ids)
+    return TokenText(EvalText(text.source, text.sha256, len(ids)), ids)
 
 
 @torch.no_grad()
@@ -135,6 +125,8 @@ def _predict(
             found.quarter.append(quarter[start : start + chunk])
             last.append(logits[-1])
             advance(part.shape[1])
+    for each, cache, found in zip(caches, running, gathered, strict=True):
+        found.bits = each.bits_per_value(cache)
     # the reference goes on as well: the control is held against it
     told = [_continued(loaded, *each, greedy, advance) for each in zip([reference, *running], last, strict=True)]
     if told[0] != told[1]:
@@ -202,7 +194,7 @@ def _row(candidate: Candidate, found: _Gathered, exact: _Gathered) -> EvalRow:
     return EvalRow(
         config=candidate.config,
         setting=candidate.setting,
-        bits_per_value=candidate.bits_per_value,
+        bits_per_value=found.bits,
         nll=float(nll.mean()),
         nll_error=_error(nll),
         change=float(change.mean()),

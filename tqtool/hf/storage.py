@@ -6,7 +6,7 @@ The file is a container (docs/container.md): codes as they lie in memory, and wh
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import ml_dtypes
@@ -21,7 +21,7 @@ from tqtool.container.manifest import TensorKind
 from tqtool.dtypes import AnyArray
 from tqtool.errors import InputError, TqError, UsageError
 from tqtool.files import FilePath
-from tqtool.hf.cache import Coding, TurboQuantLayer, turboquant_cache
+from tqtool.hf.cache import Coding, TurboQuantLayer, coded_cache
 from tqtool.hf.sides import GrowingSide
 
 SCHEMA = "tqtool.cache/1"
@@ -87,8 +87,7 @@ def load_cache(path: FilePath, config: Any, *, device: str | torch.device = "cpu
         text = f"{path}: the cache of a {model} of {len(layers)} layers, the model is a {found} of {len(plain)}"
         raise InputError(text, code="shape-mismatch", path=str(path))
     protect = tuple(i for i, (kind, _) in enumerate(layers) if kind != CODES and type(plain[i]) is DynamicLayer)
-    options = {field.name: getattr(coding, field.name) for field in fields(coding)}
-    cache = turboquant_cache(config, protect=protect, **options)
+    cache = coded_cache(config, coding, protect)
     for i, (layer, (kind, length)) in enumerate(zip(cache.layers, layers, strict=True)):
         if isinstance(layer, TurboQuantLayer) != (kind == CODES):
             text = f"{path}: layer {i} holds {kind} tokens, the model's is a {type(plain[i]).__name__}"
