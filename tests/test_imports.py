@@ -41,6 +41,7 @@ def test_import_tqtool_is_light() -> None:
         ["compress", "-h"],
         ["bench", "-h"],
         ["capture", "-h"],
+        ["eval", "-h"],
         ["size"],
     ],
 )

@@ -233,18 +233,3 @@ def test_caches_without_full_attention_are_refused() -> None:
     config = tiny_model("Gemma3TextConfig", sliding_window=16, layer_types=["sliding_attention"] * 3).config
     with pytest.raises(TqError, match="no full-attention layer"):
         replaced(config, lambda: None)
-
-
-def test_help_needs_no_torch() -> None:
-    code = """
-import sys
-from tqtool.cli.app import main
-sys.argv = ["tqtool", "eval", "--help"]
-try:
-    main()
-finally:
-    print(*sys.modules, file=sys.stderr)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert not set(done.stderr.split()) & {"numpy", "torch", "transformers"}
