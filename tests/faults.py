@@ -18,7 +18,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tqtool.codec.sizes import KVConfig
-from tqtool.container.compression import compress_file
+from tqtool.container.compression import compress_arrays
 from tqtool.container.decompression import check_damage, restore, select
 from tqtool.container.format import CHUNK, CRCS, HASH_BYTES, HASHES, hashes, is_container, open_container
 from tqtool.container.selection import Request, choose
@@ -42,7 +42,7 @@ def containers(folder: Path) -> tuple[Path, ...]:
     made.append((pair, Request(config=KVConfig(3, 2))))
     for source, request in made:
         file = open_file(source)
-        compress_file(file, choose(file, request), source.with_suffix(".tq.safetensors"))
+        compress_arrays(file, choose(file, request), source.with_suffix(".tq.safetensors"))
     return tuple(source.with_suffix(".tq.safetensors") for source, _ in made)
 
 
@@ -189,7 +189,7 @@ def read_all(path: Path) -> None:
             source.read()
     chosen = choose(file, Request())
     with tempfile.TemporaryDirectory() as folder:
-        compress_file(file, chosen, Path(folder) / "out.tq.safetensors", threads=1)
+        compress_arrays(file, chosen, Path(folder) / "out.tq.safetensors", threads=1)
 
 
 def survives(path: Path) -> str:

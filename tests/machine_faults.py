@@ -155,7 +155,7 @@ class Machine:
         self.server.wait()
 
     def _make_inputs(self, template: Path) -> None:
-        from tqtool.container.compression import compress_file
+        from tqtool.container.compression import compress_arrays
         from tqtool.container.selection import Request, choose
         from tqtool.dumps.datafiles import open_file
 
@@ -173,7 +173,7 @@ class Machine:
         (place / "dump/manifest.json").write_text(json.dumps({"query_heads": 4, "kv_heads": 2}))
         for name in ("k.npy", "kv.npz"):
             file = open_file(place / name)
-            compress_file(file, choose(file, Request()), place / Path(name).with_suffix(".tq.safetensors"))
+            compress_arrays(file, choose(file, Request()), place / Path(name).with_suffix(".tq.safetensors"))
         np.save(place / "levels.npy", np.array([-0.19, -0.06, 0.06, 0.19]))
         (place / "gate.toml").write_text("[max]\nkl = 100.0\n")
         (place / "config.json").write_text(

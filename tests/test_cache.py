@@ -67,7 +67,9 @@ def contents(cache: Cache) -> list[bytes]:
 
 def test_the_compressed_cache_holds_what_the_codec_writes() -> None:
     k, v = tokens(1, 7, batch=3)
-    cache = compressed("K3/V2", batch=3, law="sphere", key_rule="lsq", value_rule="unbiased", meta="f32", seed=9)
+    cache = compressed(
+        "K3/V2", batch=3, law="sphere", key_scale_rule="lsq", value_scale_rule="unbiased", meta="f32", seed=9
+    )
     cache.write(1, 4, k, v)
     key_spec = CodecSpec(DIM, 3, "sphere", "lsq", "f32", 9)
     value_spec = CodecSpec(DIM, 2, "sphere", "unbiased", "f32", 9)

@@ -23,7 +23,7 @@ from tqtool.codec.codec import decode, encode
 from tqtool.codec.sizes import KVConfig
 from tqtool.codec.spec import CodecSpec
 from tqtool.container import pipeline
-from tqtool.container.compression import Result, compress_file
+from tqtool.container.compression import Result, compress_arrays
 from tqtool.container.decompression import check_damage, form_of, restore, select
 from tqtool.container.format import CHUNK, open_container
 from tqtool.container.selection import Request, choose
@@ -36,7 +36,7 @@ from tqtool.files import output_file
 def compress(source: Path, target: Path, request: Request | None = None, **options: Any) -> Result:
     request = request or Request()
     file = open_file(source, dtype=request.dtype)
-    return compress_file(file, choose(file, request), target, **options)
+    return compress_arrays(file, choose(file, request), target, **options)
 
 
 def decompress(source: Path, target: Path, *names: str, dtype: str | None = None, threads: int = 2) -> None:

@@ -94,7 +94,7 @@ def bad_zip(folder: Path) -> None:
 
 
 def container(folder: Path) -> Path:
-    from tqtool.container.compression import compress_file
+    from tqtool.container.compression import compress_arrays
     from tqtool.container.selection import Request, choose
     from tqtool.dumps.datafiles import open_file
 
@@ -102,7 +102,7 @@ def container(folder: Path) -> Path:
     tensors = {"k": rng.standard_normal((30000, 64)).astype("f4"), "v": np.ones((40, 64), ml_dtypes.bfloat16)}
     save_file(tensors, folder / "kv.safetensors")
     file = open_file(folder / "kv.safetensors")
-    compress_file(file, choose(file, Request()), folder / "kv.tq.safetensors")
+    compress_arrays(file, choose(file, Request()), folder / "kv.tq.safetensors")
     return folder / "kv.tq.safetensors"
 
 

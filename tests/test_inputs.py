@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from tqtool.container.compression import compress_file
+from tqtool.container.compression import compress_arrays
 from tqtool.container.format import open_container
 from tqtool.container.selection import Request, choose
 from tqtool.dumps import inputs
@@ -141,14 +141,14 @@ def test_compress_writes_nothing_of_a_file_that_changes(tmp_path: Path) -> None:
 
     dump(tmp_path / "other.npy", 100)
     with pytest.raises(InputError, match="changed while it was read"):
-        compress_file(file, choose(file, Request()), output, threads=1, advance=change)
+        compress_arrays(file, choose(file, Request()), output, threads=1, advance=change)
     assert not output.exists()
 
 
 def test_a_container_that_changes_is_refused(tmp_path: Path) -> None:
     path, output = dump(tmp_path / "k.npy", 1), tmp_path / "k.tq.safetensors"
     file = open_file(path)
-    compress_file(file, choose(file, Request()), output)
+    compress_arrays(file, choose(file, Request()), output)
     container = open_container(output)
     os.truncate(output, output.stat().st_size - 1000)
     with pytest.raises(InputError, match=r"it had .* bytes and has"):
@@ -185,7 +185,7 @@ def short_counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_short_counts_change_nothing(tmp_path: Path, short_counts: list[str]) -> None:
     path, output = dump(tmp_path / "kv.npz", 1), tmp_path / "kv.tq.safetensors"
     file = open_file(path)
-    compress_file(file, choose(file, Request()), output)
+    compress_arrays(file, choose(file, Request()), output)
     container = open_container(output)
     assert not list(container.damage())
 

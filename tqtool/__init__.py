@@ -32,6 +32,9 @@ _OWNERS = {
     "from_arrays": "validation.dataset",
     "from_dump": "validation.dump_data",
     "validate": "validation.run",
+    "Request": "container.selection",
+    "compress_file": "container.whole_files",
+    "decompress_file": "container.whole_files",
 }
 __all__ = [
     "AttentionConfig",
@@ -41,11 +44,14 @@ __all__ = [
     "KVCache",
     "KVConfig",
     "Params",
+    "Request",
     "TqError",
     "TurboQuantCache",
     "__version__",
     "attention_cached",
+    "compress_file",
     "decode",
+    "decompress_file",
     "encode",
     "from_arrays",
     "from_dump",
@@ -67,6 +73,8 @@ if TYPE_CHECKING:
     from tqtool.codec.rotation import rotate, unrotate
     from tqtool.codec.sizes import KVConfig
     from tqtool.codec.spec import CodecSpec, Encoded
+    from tqtool.container.selection import Request
+    from tqtool.container.whole_files import compress_file, decompress_file
     from tqtool.dumps.dump import load_dump
     from tqtool.errors import TqError
     from tqtool.report.params import Params

@@ -229,7 +229,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"residual_window": -1}, "residual_window is -1, at least 0 is needed"),
     ({"sink_tokens": -2}, "sink_tokens is -2, at least 0 is needed"),
     ({"meta": "f16"}, "metadata form 'f16' is none of range, f32, bf16"),
-    ({"key_rule": "max"}, "scale rule 'max' is none of match, norm, lsq, unbiased"),
+    ({"key_scale_rule": "max"}, "scale rule 'max' is none of match, norm, lsq, unbiased"),
     ({"protect": (3,)}, "protect: no layer 3, the model has 3"),
     ({"protect": (0, 1, -1)}, "nothing to compress: every full-attention layer is protected"),
 ]

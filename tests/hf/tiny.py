@@ -13,6 +13,9 @@ from transformers import PreTrainedTokenizerFast
 
 from tqtool.hf.models import LoadedModel
 
+# Tiny models gain nothing from threads, and two test workers with two threads each fight for two cores.
+torch.set_num_threads(1)
+
 # Words enough for more than 300 tokens of one byte each; no two of its lines are alike.
 TEXT = "".join(f"{i}: the quick brown fox jumps over {i * i} lazy dogs;\n" for i in range(40))
 VOCABULARY = 257

@@ -13,7 +13,7 @@ import numpy as np
 
 from tqtool.codec.codec import decode, encode, engine
 from tqtool.codec.spec import CodecSpec, Encoded
-from tqtool.container.compression import compress_file
+from tqtool.container.compression import compress_arrays
 from tqtool.container.decompression import check_damage, restore, select
 from tqtool.container.format import open_container
 from tqtool.container.selection import Request, choose
@@ -38,7 +38,7 @@ def main(gib: float, rounds: int) -> None:
             encoded = encode(x, spec)
 
         def compress(stats: str) -> Callable[[], None]:
-            return lambda: compress_file(file, chosen, target, stats=stats, force=True) and None  # type: ignore[arg-type]
+            return lambda: compress_arrays(file, chosen, target, stats=stats, force=True) and None  # type: ignore[arg-type]
 
         def decode_alone() -> None:
             decode(Encoded(spec, encoded.codes, encoded.meta))

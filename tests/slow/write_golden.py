@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tqtool.codec.sizes import KVConfig
-from tqtool.container.compression import compress_file
+from tqtool.container.compression import compress_arrays
 from tqtool.container.decompression import restore, select
 from tqtool.container.format import open_container
 from tqtool.container.selection import Request, choose
@@ -39,8 +39,8 @@ def arrays() -> dict[str, np.ndarray]:
 
 FORMS = {
     "range": Request(config=KVConfig(4, 2)),
-    "f32": Request(config=KVConfig(3, 8), meta="f32", seed=42, scale_rules=("lsq", "unbiased")),
-    "bf16": Request(config=KVConfig(1, 5), meta="bf16", law="sphere", scale_rules=("norm", "match")),
+    "f32": Request(config=KVConfig(3, 8), meta="f32", seed=42, key_scale_rule="lsq", value_scale_rule="unbiased"),
+    "bf16": Request(config=KVConfig(1, 5), meta="bf16", law="sphere", key_scale_rule="norm"),
 }
 
 if __name__ == "__main__":
@@ -51,7 +51,7 @@ if __name__ == "__main__":
         for form, request in FORMS.items():
             target = FOLDER / f"format-1.0-{form}.tq.safetensors"
             file = open_file(source)
-            compress_file(file, choose(file, request), target)
+            compress_arrays(file, choose(file, request), target)
             container = open_container(target)
             with output_file(FOLDER / f"format-1.0-{form}.restored.npz") as out:
                 restore(container, select(container, (), "f32"), "npz", out)

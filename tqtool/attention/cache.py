@@ -121,8 +121,8 @@ class TurboQuantCache:
         max_seq_len: int,
         batch: int = 1,
         law: Law = "beta",
-        key_rule: ScaleRule = "match",
-        value_rule: ScaleRule = "match",
+        key_scale_rule: ScaleRule = "match",
+        value_scale_rule: ScaleRule = "match",
         meta: Meta = "range",
         seed: int = 0,
         sink_tokens: int = 0,
@@ -140,7 +140,7 @@ class TurboQuantCache:
         self.slots = Slots(layers, max_seq_len, sink_tokens)
         key, value = (
             CodecSpec(head_dim, bits, law, rule, meta, seed)
-            for bits, rule in ((config.key_bits, key_rule), (config.value_bits, value_rule))
+            for bits, rule in ((config.key_bits, key_scale_rule), (config.value_bits, value_scale_rule))
         )
         sizes = (layers, max_seq_len, self.token_shape, sink_tokens, residual_window)
         self._keys, self._values = StoredSide.empty(key, *sizes), StoredSide.empty(value, *sizes)

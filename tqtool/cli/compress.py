@@ -105,7 +105,7 @@ def compress(
 ) -> None:
     """Do what `HELP` says."""
     from tqtool.codec.sizes import KVConfig
-    from tqtool.container.compression import Limits, compress_file
+    from tqtool.container.compression import Limits, compress_arrays
     from tqtool.container.selection import Request, choose
     from tqtool.dumps.datafiles import open_file
     from tqtool.health import warnings_of
@@ -113,18 +113,20 @@ def compress(
 
     if bits is not None and config is not None:
         raise UsageError("--bits and --config contradict each other", code="usage")
+    key_scale_rule, value_scale_rule = parse_rules(scale_rule)
     request = Request(
-        bits,
-        None if config is None else KVConfig.parse(config),
-        kind,
-        layout,
-        axis,
-        dtype,
-        seed,
-        law,
-        parse_rules(scale_rule),
-        meta,
-        tuple(names or ()),
+        bits=bits,
+        config=None if config is None else KVConfig.parse(config),
+        kind=kind,
+        layout=layout,
+        axis=axis,
+        dtype=dtype,
+        seed=seed,
+        law=law,
+        key_scale_rule=key_scale_rule,
+        value_scale_rule=value_scale_rule,
+        meta=meta,
+        names=tuple(names or ()),
     )
     limits = Limits(max_rel_error, min_cosine)
     jobs = jobs_of(expanded(inputs), out, CONTAINER_SUFFIX, force=force, as_json=as_json)
@@ -137,7 +139,7 @@ def compress(
             output.warn(line)
         total = sum(source.nbytes for _, source in chosen)
         with output.progress(f"compress {Path(file.path).name}", total, unit_bytes=True) as advance:
-            result = compress_file(
+            result = compress_arrays(
                 file,
                 chosen,
                 target,

@@ -79,7 +79,7 @@ class _ExceededError(Exception):
     """Leaves the block that writes the output, which thereby never appears."""
 
 
-def compress_file(
+def compress_arrays(
     file: DataFile,
     chosen: Sequence[tuple[Entry, ArraySource]],
     output: FilePath,

@@ -33,7 +33,8 @@ class Request:
     dtype: str | None = None
     seed: int = 0
     law: Law = "beta"
-    scale_rules: tuple[ScaleRule, ScaleRule] = ("match", "match")  # of keys, of values; others take the first
+    key_scale_rule: ScaleRule = "match"  # of keys, and of what is neither
+    value_scale_rule: ScaleRule = "match"
     meta: Meta = "range"
     names: tuple[str, ...] = ()
 
@@ -42,7 +43,7 @@ class Request:
         bits = self._bits(source, kind, paired=paired)
         if bits == UNTOUCHED:
             return None
-        rule = self.scale_rules[kind == "v"]
+        rule = self.value_scale_rule if kind == "v" else self.key_scale_rule
         return CodecSpec(source.dim, bits, self.law, rule, self.meta, self.seed)
 
     def _bits(self, source: ArraySource, kind: TensorKind, *, paired: bool) -> int:

@@ -38,8 +38,8 @@ class Coding:
     exact_chunk: bool = True  # whether those of the running forward pass are
     meta: Meta = "bf16"
     law: Law = "beta"
-    key_rule: ScaleRule = "match"
-    value_rule: ScaleRule = "match"
+    key_scale_rule: ScaleRule = "match"
+    value_scale_rule: ScaleRule = "match"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -52,8 +52,8 @@ class Coding:
 
     def specs(self, key_dim: int, value_dim: int) -> tuple[CodecSpec, CodecSpec]:
         """Return the codecs of keys and values. Raises: `InputError` ("dim") for a length without a rotation."""
-        key = CodecSpec(key_dim, self.kv.key_bits, self.law, self.key_rule, self.meta, self.seed)
-        return key, CodecSpec(value_dim, self.kv.value_bits, self.law, self.value_rule, self.meta, self.seed)
+        key = CodecSpec(key_dim, self.kv.key_bits, self.law, self.key_scale_rule, self.meta, self.seed)
+        return key, CodecSpec(value_dim, self.kv.value_bits, self.law, self.value_scale_rule, self.meta, self.seed)
 
 
 class TurboQuantLayer(DynamicLayer):
@@ -184,8 +184,8 @@ def turboquant_cache(
     protect: tuple[int, ...] = (),
     meta: Meta = "bf16",
     law: Law = "beta",
-    key_rule: ScaleRule = "match",
-    value_rule: ScaleRule = "match",
+    key_scale_rule: ScaleRule = "match",
+    value_scale_rule: ScaleRule = "match",
     seed: int = 0,
 ) -> DynamicCache:
     """Return a `DynamicCache` for a model's configuration whose full-attention layers hold codes.
@@ -203,8 +203,8 @@ def turboquant_cache(
         exact_chunk,
         meta,
         law,
-        key_rule,
-        value_rule,
+        key_scale_rule,
+        value_scale_rule,
         seed,
     )
     return coded_cache(config, coding, protect)

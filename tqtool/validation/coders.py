@@ -30,7 +30,7 @@ CONTROL = KVConfig(UNTOUCHED, UNTOUCHED)
 class SidePlan:
     """How keys, or values, are stored: the options of one side."""
 
-    rule: ScaleRule
+    scale_rule: ScaleRule
     meta: Meta
     law: Law
     center: bool
@@ -47,7 +47,7 @@ class SidePlan:
 def side_plan(params: Params, side: Side) -> SidePlan:
     """Return the options of one side."""
     return SidePlan(
-        rule=params.key_scale_rule if side == "k" else params.value_scale_rule,
+        scale_rule=params.key_scale_rule if side == "k" else params.value_scale_rule,
         meta=params.meta,
         law=params.law,
         center=params.center_keys if side == "k" else params.center_values,
@@ -72,7 +72,7 @@ def restore(x: Float32Array, layer: int, seed: int, *, bits: int, plan: SidePlan
     if bits == UNTOUCHED or layer in plan.protected or plan.split(len(x))[0] == 0:
         return x.copy()
     coded, mean = _coded(x, plan)
-    spec = CodecSpec(x.shape[1], bits, plan.law, plan.rule, plan.meta, seed)
+    spec = CodecSpec(x.shape[1], bits, plan.law, plan.scale_rule, plan.meta, seed)
     # Subtracting an all-zero mean is exact, and so is adding it back.
     restored = decode(encode(coded - mean, spec, threads=1), threads=1) + mean
     return np.concatenate([x[: plan.sink_tokens], restored])
@@ -84,7 +84,7 @@ def expected_energy(x: Float32Array, layer: int, *, bits: int, plan: SidePlan) -
         return 0.0
     coded, mean = _coded(x, plan)
     energy = float(np.sum((coded - mean).astype(np.float64) ** 2))
-    return energy * expected_error(CodecSpec(x.shape[1], bits, plan.law, plan.rule, plan.meta))
+    return energy * expected_error(CodecSpec(x.shape[1], bits, plan.law, plan.scale_rule, plan.meta))
 
 
 def _coded(x: Float32Array, plan: SidePlan) -> tuple[Float32Array, Float32Array]:
