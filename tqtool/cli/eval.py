@@ -177,8 +177,8 @@ def _run(
         greedy_tokens=greedy,
         options={
             "law": one.law,
-            "key rule": one.key_rule,
-            "value rule": one.value_rule,
+            "key rule": one.key_scale_rule,
+            "value rule": one.value_scale_rule,
             "meta": one.meta,
             "seed": str(one.seed),
         },
