@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +112,11 @@ def test_files_and_prompts_are_read_in_order_and_named_apart(tmp_path: Path) -> 
     assert [text.content for text in texts[:5]] == ["one\r\n", "two", "three", "four", "five"]
     assert texts[5].content == ({"role": "user", "content": "six"},)
     assert texts[2].source == f"{tmp_path / 'p.jsonl'}:1"
+
+
+def test_a_text_comes_from_standard_input_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("Zoë\n".encode())))
+    assert read_texts(["-"], None) == (Text("stdin", "-", "Zoë\n"),)
 
 
 def test_a_text_is_told_by_its_bytes() -> None:

@@ -135,6 +135,16 @@ def test_the_command_line_measures_it(dump: Path, tqtool: Callable[..., Any]) ->
     assert "ignored" not in done.stderr
 
 
+def test_compress_says_that_the_folder_holds_no_keys_and_values(dump: Path, tqtool: Callable[..., Any]) -> None:
+    done = tqtool("compress", dump)
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == [
+        f"tqtool: error[no-tensors]: {dump}: no keys and values in this folder, only queries",
+        "  hint: name the files themselves, for instance those of a latent",
+    ]
+    assert tqtool("compress", dump / "layer00_latent.npy").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "message"),
     [

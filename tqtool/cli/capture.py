@@ -35,7 +35,9 @@ def capture(
     more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option("--text", metavar="FILE...", help="UTF-8 text files, a dump of each.", show_default=False),
+        typer.Option(
+            "--text", metavar="FILE...", help="UTF-8 text files, - for stdin; a dump of each.", show_default=False
+        ),
     ] = None,
     prompts: Annotated[
         str | None,

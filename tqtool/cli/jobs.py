@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqtool.cli import output
 from tqtool.dumps.names import CONTAINER_SUFFIX
-from tqtool.errors import UsageError
+from tqtool.errors import InputError, UsageError
 from tqtool.files import STREAM, check_not_input, check_output, names_folder
 
 
@@ -25,6 +25,10 @@ def expanded(inputs: Sequence[str]) -> list[str]:
             continue
         chosen, ignored = folder_files(Path(path))
         queries = [member.name for member in chosen if meaning(member.stem).kind == "q"]
+        if len(queries) == len(chosen):
+            hint = "name the files themselves, for instance those of a latent"
+            text = f"{path}: no keys and values in this folder, only queries"
+            raise InputError(text, code="no-tensors", hint=hint, path=path)
         files.extend(str(member) for member in chosen if member.name not in queries)
         if ignored := [*queries, *ignored]:
             output.note(f"{path}: ignored {listed(ignored)}")

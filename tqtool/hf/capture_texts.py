@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from tqtool.errors import InputError
 from tqtool.escapes import parser_reason
+from tqtool.files import STREAM
 
 LEAST_TOKENS = 16  # fewer say nothing about a cache
 
@@ -32,11 +34,11 @@ class Text:
 
 
 def read_texts(files: Sequence[str], prompts: str | None) -> tuple[Text, ...]:
-    """Read text files, or the prompts of one JSON Lines file; names are made different where they are alike.
+    """Read text files (`-`: standard input) and the prompts of a JSON Lines file; names that are alike are told apart.
 
     Raises: `InputError` for files that cannot be read, are not UTF-8 or hold no text.
     """
-    texts = [Text(_plain(Path(path).stem), path, _content(path)) for path in files]
+    texts = [Text("stdin" if path == STREAM else _plain(Path(path).stem), path, _content(path)) for path in files]
     if prompts is not None:
         texts += _prompts(prompts)
     counts: dict[str, int] = {}
@@ -71,7 +73,8 @@ def token_ids(tokenizer: Any, text: Text, limit: int) -> tuple[list[int], int]:
 
 def _content(path: str) -> str:
     try:
-        return Path(path).read_bytes().decode("utf-8-sig")
+        read = sys.stdin.buffer.read if path == STREAM else Path(path).read_bytes
+        return read().decode("utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file", code="not-found", path=path) from None
     except IsADirectoryError:
