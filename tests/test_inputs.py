@@ -18,6 +18,7 @@ from tqtool.dumps import inputs
 from tqtool.dumps.datafiles import open_arrays, open_file
 from tqtool.dumps.dump import load_dump
 from tqtool.errors import InputError, OutputError
+from tqtool.foreign.tables import read_tables
 
 OLD, NEW = b"the old contents", b"the new contents"
 
@@ -229,3 +230,30 @@ def test_a_folder_that_may_not_be_looked_into_is_named(tmp_path: Path, monkeypat
 def test_arrays_are_read_by_position_from_any_thread(tmp_path: Path) -> None:
     (source,) = open_arrays(dump(tmp_path / "k.npy", 1))
     assert_array_equal(source.read(), np.load(tmp_path / "k.npy"))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "'<f4', 'fortran_order': False, 'shape': (18446744073709551616, 0, 0)",
+        "'<f8', 'fortran_order': True, 'shape': (4611686018427387904, 0, 1)",
+        "'(2,3)f4', 'fortran_order': False, 'shape': (1,)",
+        "'|S0', 'fortran_order': False, 'shape': (4294967296, 16)",
+        f"'<f4', 'fortran_order': False, 'shape': ({'1,' * 40})",
+    ],
+)
+def test_headers_of_arrays_that_cannot_be_are_refused(header: str, tmp_path: Path) -> None:
+    text = f"{{'descr': {header}, }}".encode()
+    text += b" " * (63 - (len(text) + 10) % 64) + b"\n"
+    path = tmp_path / "k.npy"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(256))
+    with pytest.raises(InputError, match="damaged NumPy header: no array has type") as caught:
+        open_arrays(path)
+    assert caught.value.code == "not-npy"
+
+
+@pytest.mark.parametrize("text", ["-1e308, -0.06, 0.06, 0.19", "-0.19, -0.06, 0.06, 1e200"])
+def test_levels_whose_squares_overflow_are_no_table(text: str, tmp_path: Path) -> None:
+    (tmp_path / "levels.txt").write_text(text)
+    with pytest.raises(InputError, match="holds no table of levels"):
+        read_tables(tmp_path / "levels.txt")

@@ -16,6 +16,9 @@ from tqtool.dumps.inputs import Opener
 from tqtool.errors import InputError
 
 MAGIC = b"\x93NUMPY"
+MAX_AXES = 32  # of every NumPy that is served
+MAX_BYTES = 1 << 62  # beyond any file, and offsets within it fit in 64 bits
+MAX_MESSAGE = 400  # letters: a hostile header may hold a thousand axes
 
 
 def read_npy(
@@ -41,6 +44,14 @@ def read_npy(
             f"{label}: object arrays need pickle, which can run code; refused",
             code="object-array",
             hint="np.save(path, np.asarray(x, dtype=np.float32)); arrays of several shapes: one name each",
+            path=path,
+        )
+    span = stored.itemsize * prod(max(size, 1) for size in shape)  # NumPy refuses it also where another size is 0
+    if stored.itemsize == 0 or stored.subdtype or len(shape) > MAX_AXES or span > MAX_BYTES:
+        raise InputError(
+            f"{label}: damaged NumPy header: no array has type {stored} and shape {shape}"[:MAX_MESSAGE],
+            code="not-npy",
+            hint="save the array again",
             path=path,
         )
     needs = header + stored.itemsize * prod(shape)

@@ -26,6 +26,7 @@ from tqtool.foreign.listings import NumberList, as_dim, literal, number_lists
 MAX_TEXT = 4 << 20  # bytes; 700 tables in C take less than 1 MiB, and a dump taken for one should fail at once
 MAX_LEVELS = 2**MAX_BITS
 SMALLEST = 1e-9  # of a table's largest level: below, squares would vanish
+LARGEST = 1e100  # of the values of any list: squares of larger ones would overflow
 PADDING = 1e6  # an unused boundary of a fixed-size struct is FLT_MAX or infinity; no level is so large
 
 _BOUNDARY_NAME = re.compile(r"bound|thresh|midpoint|edge|decision", re.IGNORECASE)
@@ -86,7 +87,7 @@ def _array_tables(file: DataFile) -> list[ForeignTable]:
     """Return the tables that are rows of arrays: binary numbers, so without rounding."""
     lists: list[NumberList] = []
     for source in float_arrays(file):
-        if source.shape and source.count <= MAX_DIM and source.dim <= MAX_LEVELS:
+        if source.shape and source.dim and source.count <= MAX_DIM and source.dim <= MAX_LEVELS:
             values = source.read().astype(np.float64).reshape(-1, source.dim)
             names = [source.name] if len(values) == 1 else [f"{source.name}[{row}]" for row in range(len(values))]
             rows = zip(names, values.tolist(), strict=True)
@@ -101,7 +102,7 @@ def _tables(lists: Sequence[NumberList], law: Law | None) -> list[ForeignTable]:
     for place, found in enumerate(lists):
         values, rounding = _ascending(found.texts)
         count = len(values)
-        if not np.all(np.isfinite(values)) or not np.all(np.diff(values) > 0):
+        if not np.all(np.abs(values) < LARGEST) or not np.all(np.diff(values) > 0):
             continue
         if np.max(np.abs(values), initial=0) < SMALLEST and count > 1:
             continue
