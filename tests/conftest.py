@@ -12,6 +12,7 @@ import pytest
 
 # As `tqtool validate` does: our threads times BLAS threads fight for the cores. Read when NumPy is first loaded.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch: tiny models gain nothing from threads
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

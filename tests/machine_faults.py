@@ -30,6 +30,8 @@ from typing import Any
 
 import numpy as np
 
+from tqtool.export.package import export_files
+
 HERE = Path(__file__).resolve().parent
 KINDS = (
     "open", "read", "pread", "write", "pwrite", "lseek", "stat", "close", "fsync", "truncate", "link", "rename",
@@ -110,13 +112,7 @@ SCENARIOS = {
     "gen-codebooks": Scenario(("gen-codebooks", "--dims", "64", "--bits", "2,4", "-o", "@out/tq.h"), ("tq.h",)),
     "export-c": Scenario(
         ("export-c", "@out/engine", "--dims", "64", "--bits", "2"),
-        tuple(
-            f"engine/{name}"
-            for name in (
-                "Makefile", "README.md", "test_turboquant.c", "tq_codebooks.h", "tq_golden.h", "turboquant.c",
-                "turboquant.h", "turboquant_kernels.h",
-            )
-        ),
+        tuple(f"engine/{name}" for name in export_files((64,), (2,))),
     ),
     "inspect": Scenario(("inspect", "@in/k.tq.safetensors", "--verify"), ()),
     "inspect --health": Scenario(("inspect", "@in/kv.npz", "--health"), ()),

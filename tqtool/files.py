@@ -142,19 +142,6 @@ def holds_nothing(path: FilePath) -> bool:
     return there is not None and stat.S_ISREG(there.st_mode) and there.st_size == 0 and not Path(path).is_symlink()
 
 
-def make_folder(path: FilePath) -> None:
-    """Make a folder for outputs, unless it is there; `OutputError`."""
-    folder = Path(path)
-    try:
-        folder.mkdir(exist_ok=True)
-    except FileNotFoundError:
-        raise OutputError(f"{folder}: the folder above it does not exist", code="write", path=str(folder)) from None
-    except FileExistsError:
-        raise OutputError(f"{folder}: is a file, not a folder", code="exists", path=str(folder)) from None
-    except OSError as error:
-        raise OutputError(f"{folder}: {error.strerror}", code="write", path=str(folder)) from None
-
-
 def check_space(path: FilePath, size: int) -> None:
     """Refuse an output of `size` bytes that its file system has no room for; `OutputError`, code `write`."""
     with _reporting(path, size):
