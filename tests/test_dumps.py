@@ -122,7 +122,7 @@ def test_boxes_agree_with_numpy(
 
 
 def test_restored_copies_do_not_count_beside_their_originals(tmp_path: Path, rng: np.random.Generator) -> None:
-    x = rng.standard_normal((2, 30, 16))
+    x = rng.standard_normal((2, 130, 16))
     for name in ("layer0_k", "layer0_v"):
         np.save(tmp_path / f"{name}.restored.npy", x + 1)
     assert_array_equal(load_dump(tmp_path).layers[0].arrays()[1], (x + 1).astype("f4"))
@@ -134,7 +134,7 @@ def test_restored_copies_do_not_count_beside_their_originals(tmp_path: Path, rng
 
 
 def test_stacked_layers_and_batches(tmp_path: Path, rng: np.random.Generator) -> None:
-    x = rng.standard_normal((4, 2, 30, 16)).astype("f4")
+    x = rng.standard_normal((4, 2, 130, 16)).astype("f4")
     np.save(tmp_path / "all_k.npy", x)
     np.save(tmp_path / "all_v.npy", -x)
     dump = load_dump(tmp_path)
@@ -142,7 +142,7 @@ def test_stacked_layers_and_batches(tmp_path: Path, rng: np.random.Generator) ->
     assert_array_equal(dump.layers[2].arrays()[2], -x[2])
     batch = load_dump(tmp_path, layout="bhtd")
     assert (len(batch.layers), batch.layers[0].kv_heads) == (1, 8)
-    assert_array_equal(batch.layers[0].arrays()[1], x.reshape(8, 30, 16))
+    assert_array_equal(batch.layers[0].arrays()[1], x.reshape(8, 130, 16))
 
 
 def test_two_readings_are_refused_with_the_candidates(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, rng: np.random.Generator) 
 
 def test_archives_and_layers_of_different_lengths(tmp_path: Path, rng: np.random.Generator) -> None:
     """Layers may differ in dim and heads, and some have no cache at all."""
-    layers = {2: (4, 30, 64), 5: (1, 40, 128), 9: (2, 50, 96)}
+    layers = {2: (4, 130, 64), 5: (1, 140, 128), 9: (2, 150, 96)}
     tensors = {
         f"model.layers.{number}.{side}": rng.standard_normal(shape).astype(np.float16)
         for number, shape in layers.items()
@@ -214,7 +214,7 @@ def test_an_archive_that_promises_more_than_it_holds(tmp_path: Path) -> None:
     (tmp_path / "bomb.npz").write_bytes(bomb)
     with pytest.raises(TqError) as caught:
         load_dump(tmp_path / "bomb.npz").layers[0].arrays()
-    assert caught.value.code in ("npz-damaged", "write")
+    assert caught.value.code in ("npz-damaged", "write", "npy-trailing")
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", '{"kv_heads": 0}', '{"scaling": NaN}', '{"q_tail": "8"}', "[" * 9999])

@@ -168,7 +168,7 @@ INPUTS: dict[str, tuple[Make, list[str], str, int, str, str | None]] = {
     "complex": (npy(np.ones((4, 16), complex)), ["compress", "kv.npy"], "dtype", 3, "dtype complex128", "convert"),
     "raw": (with_header(DESCR_BF16, data=bytes(96)), ["compress", "kv.npy"], "dtype-ambiguous", 3,
             "kv.npy: 2-byte raw dtype; probably bfloat16", "add --dtype bf16"),
-    "raw8": (with_header(DESCR_8BIT, data=bytes(96)), ["compress", "kv.npy"], "dtype-unsupported", 3,
+    "raw8": (with_header(DESCR_8BIT, data=bytes(48)), ["compress", "kv.npy"], "dtype-unsupported", 3,
              "8-bit float payloads are not supported", "float16"),
     "f1": (with_header(DESCR_F1, data=bytes(96)), ["compress", "kv.npy"], "dtype-unsupported", 3,
            "8-bit float payloads are not supported", "float16"),

@@ -176,6 +176,7 @@ def test_limits_are_read_from_options(row: Row) -> None:
 def test_a_gate_file_is_toml_or_json(tmp_path: Path) -> None:
     toml, other = tmp_path / "gate.toml", tmp_path / "gate.json"
     toml.write_text('level = "lenient"\n[min]\ncos_p01 = 0.8\n[max]\nkl = 0.04\n')
+    toml.write_bytes(b"\xef\xbb\xbf" + toml.read_bytes())  # as Windows editors write it
     other.write_text(json.dumps({"level": "lenient", "min": {"cos_p01": 0.8}, "max": {"kl": 0.04}}))
     expected = ("lenient", (Limit("cos_p01", ">=", 0.8), Limit("kl", "<=", 0.04)))
     assert load_limits(toml) == load_limits(other) == expected

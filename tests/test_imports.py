@@ -150,7 +150,7 @@ def is_ours(node: ast.AST) -> bool:
         ("jinja2", {"templating"}),
         ("rich", {"rendering", "cli"}),
         ("typer", {"cli"}),
-        ("scipy", {"codec"}),
+        ("scipy", {"codec", "report"}),
         ("cffi", {"runtime"}),
         ("torch", {"hf"}),
         ("transformers", {"hf"}),

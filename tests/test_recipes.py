@@ -93,7 +93,7 @@ def test_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: AnyAr
     layers = [SimpleNamespace(keys=Tensor(k[None]), values=Tensor(v[None])) for k, v in bf16]
     layers.append(SimpleNamespace(keys=None, values=None))  # a layer of another kind
     cook("transformers", tmp_path, monkeypatch, cache=SimpleNamespace(layers=layers))
-    holds(load_dump(tmp_path / "cache.safetensors"), bf16)
+    holds(load_dump(tmp_path / "cache.safetensors", layout="bhtd"), bf16)
 
 
 def test_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: AnyArray) -> None:

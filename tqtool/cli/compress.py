@@ -109,7 +109,7 @@ def compress(
     from tqtool.container.selection import Request, choose
     from tqtool.dumps.datafiles import open_file
     from tqtool.health import warnings_of
-    from tqtool.rendering.answers.compress import compress_json, compress_line
+    from tqtool.rendering.answers.compress import compress_json, compress_line, equal_axes
 
     if bits is not None and config is not None:
         raise UsageError("--bits and --config contradict each other", code="usage")
@@ -133,6 +133,9 @@ def compress(
     opened = [(open_file(path, dtype=dtype), target) for path, target in jobs]
     work = [(file, choose(file, request), target) for file, target in opened]
     settings = output.settings()
+    if layout is None and axis is None:
+        for line in {line: None for _, chosen, _ in work for line in equal_axes([entry for entry, _ in chosen])}:
+            output.warn(line)
     results = []
     for file, chosen, target in work:
         for line in warnings_of([source for entry, source in chosen if hasattr(entry, "spec")]):

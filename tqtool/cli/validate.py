@@ -207,7 +207,7 @@ def datasets(
     causal: bool | None,
 ) -> list[Dataset]:
     """Open what was asked for: dumps first, then synthetic sets."""
-    from tqtool.dumps.dump import load_dump, sample_dump_path
+    from tqtool.dumps.dump import load_dump, load_dumps, sample_dump_path
     from tqtool.validation.dataset import from_synthetic
     from tqtool.validation.dump_data import from_dump
     from tqtool.validation.synthetic import DEFAULT, PURPOSE, synthetic_set
@@ -215,7 +215,15 @@ def datasets(
     found = []
     asked = bool(dump or k or v or q)
     if asked:
-        found.append(from_dump(load_dump(dump, k=k, v=v, q=q, layout=layout, dtype=dtype), causal=causal))
+        one = bool(k or v or q)
+        opened = (
+            [load_dump(dump, k=k, v=v, q=q, layout=layout, dtype=dtype)]
+            if one
+            else load_dumps(dump, layout=layout, dtype=dtype)
+        )
+        found += [from_dump(each, causal=causal) for each in opened]
+    elif layout is not None or dtype is not None:
+        raise UsageError("--layout and --dtype have no meaning without a dump", code="usage")
     elif synthetic is None:
         found.append(from_dump(load_dump(sample_dump_path()), name="sample", causal=causal))
     names: tuple[str, ...] = () if asked else DEFAULT

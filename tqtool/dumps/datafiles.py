@@ -17,6 +17,7 @@ from tqtool.files import FilePath
 
 DumpFormat = Literal["npy", "npz", "safetensors"]  # what `open_file` reads and `decompress` writes
 DUMP_FORMATS: tuple[DumpFormat, ...] = get_args(DumpFormat)
+LFS_MAGIC, LFS_LIMIT = b"version https:/", 1024  # the few lines that Git keeps in place of a large file
 RESTORED = ".restored"  # in the names of what `decompress` writes
 ARCHIVES = (".npz", ".safetensors")
 TORCH_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save before it wrote zip archives
@@ -52,6 +53,8 @@ def open_file(path: FilePath, *, dtype: str | None = None, file: InputFile | Non
         if start.startswith(npz.MAGICS):
             arrays, ignored = npz.read_npz(file, opener, shown, dtype=dtype)
             return DataFile(shown, file.size, "npz", arrays, {}, ignored)
+        if start.startswith(LFS_MAGIC) and file.size < LFS_LIMIT:
+            raise _pointer(shown)
         if is_header(start) or shown.endswith(".safetensors"):
             header = read_header(file, shown)
             if header.metadata.get("format") == "tqtool":
@@ -80,7 +83,7 @@ def float_arrays(file: DataFile, *, dtype: str | None = None) -> tuple[ArraySour
         for source in file.arrays:
             if npy.is_eight_bit(source.dtype):
                 npy.check_float(source)
-        bits = any(source.store.dtype.itemsize == 2 and source.store.dtype.kind in "uV" for source in file.arrays)
+        bits = any(source.store.dtype.itemsize == 2 and source.store.dtype.kind in "iuV" for source in file.arrays)
         there = listed([f"{source.name} ({source.dtype})" for source in file.arrays])
         raise InputError(
             f"{file.path}: no float arrays; found {there or 'nothing'}",
@@ -108,21 +111,19 @@ def _unknown_format(start: bytes, shown: str) -> InputError:
     return InputError(f"{shown}: not a NumPy file (starts with {text})", code="not-npy", hint=hint, path=shown)
 
 
+def _pointer(shown: str) -> InputError:
+    hint = "git lfs pull fetches the file itself"
+    return InputError(f"{shown}: is a Git LFS pointer, not the data", code="lfs-pointer", hint=hint, path=shown)
+
+
 def folder_files(folder: Path) -> tuple[list[Path], list[str]]:
     """Return a folder's dump files by name, and the names of its other files.
 
     Those are the .npy files whose names tell their kind, else the archives whose names tell a kind or layer, else all
-    archives; of an array and its restored copy the array. Raises `InputError` if there are none.
+    archives; of an array and its restored copy the array. Names that begin with a dot are companions that systems
+    write beside a file (`._x.npy`), never dumps. Raises `InputError` if there are none.
     """
-    with naming(folder):
-        names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
-    arrays = [name for name in names if name.endswith(".npy")]
-    arrays = [name for name in arrays if name.replace(RESTORED, "") not in arrays or RESTORED not in name]
-    chosen = [name for name in arrays if meaning(Path(name).stem).kind]
-    if not chosen:
-        archives = [name for name in names if name.endswith(ARCHIVES) and not name.endswith(CONTAINER_SUFFIX)]
-        said = {name: meaning(Path(name).stem) for name in archives}
-        chosen = [name for name in archives if said[name].kind or said[name].layer is not None] or archives
+    chosen, names = _dump_names(folder)
     if not chosen:
         raise InputError(
             f"{folder}: no dump files; found {listed(names) if names else 'nothing'}",
@@ -132,6 +133,25 @@ def folder_files(folder: Path) -> tuple[list[Path], list[str]]:
         )
     ignored = [name for name in names if name not in chosen and name != MANIFEST]
     return [folder / name for name in chosen], ignored
+
+
+def has_dump_files(folder: Path) -> bool:
+    """Return whether a folder holds dump files."""
+    return bool(_dump_names(folder)[0])
+
+
+def _dump_names(folder: Path) -> tuple[list[str], list[str]]:
+    with naming(folder):
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+    shown = [name for name in names if not name.startswith(".")]
+    arrays = [name for name in shown if name.endswith(".npy")]
+    arrays = [name for name in arrays if name.replace(RESTORED, "") not in arrays or RESTORED not in name]
+    chosen = [name for name in arrays if meaning(Path(name).stem).kind]
+    if not chosen:
+        archives = [name for name in shown if name.endswith(ARCHIVES) and not name.endswith(CONTAINER_SUFFIX)]
+        said = {name: meaning(Path(name).stem) for name in archives}
+        chosen = [name for name in archives if said[name].kind or said[name].layer is not None] or archives
+    return chosen, names
 
 
 def listed(names: Sequence[str]) -> str:

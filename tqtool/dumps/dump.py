@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from tqtool.dumps.arrays import ArraySource
 from tqtool.dumps.claims import check_claims, refuse_unmeasurable
-from tqtool.dumps.entries import PLURAL, Entry, gather, identify, only_array
+from tqtool.dumps.entries import PLURAL, Entry, gather, identify, only_array, split
 from tqtool.dumps.inputs import Input, InputFile, is_folder
 from tqtool.dumps.latents import LatentArrays, check_latent, open_latents
-from tqtool.dumps.layouts import by_layer, check_layout, infer_layout
+from tqtool.dumps.layouts import by_layer, check_layout, infer_layout, other_reading
 from tqtool.dumps.manifest import AttentionClaims, Manifest, find_manifest
 from tqtool.dumps.names import Kind, meaning
 from tqtool.errors import InputError, UsageError
@@ -107,6 +107,21 @@ def sample_dump_path() -> Path:
     return Path(str(package_files("tqtool") / "data" / "sample"))
 
 
+def load_dumps(paths: Sequence[FilePath], *, layout: str | None = None, dtype: str | None = None) -> tuple[Dump, ...]:
+    """Open the dumps that lie at some paths: one of them all, or one of each folder or file where layers are the same.
+
+    Raises: as `load_dump`.
+    """
+    if STREAM in map(str, paths):
+        return (load_dump(paths, layout=layout, dtype=dtype),)
+    groups = split(paths, dtype)
+    dumps = [load_dump(group, layout=layout, dtype=dtype) for group in groups]
+    if len(dumps) == 1:
+        return tuple(dumps)
+    names = [str(group[0]) if len(group) == 1 else str(Path(group[0]).parent) for group in groups]
+    return tuple(replace(dump, name=name) for dump, name in zip(dumps, names, strict=True))
+
+
 def load_dump(
     paths: FilePath | Sequence[FilePath] = (),
     *,
@@ -162,17 +177,23 @@ def _assemble(
     refuse_unmeasurable(manifest)
     by_number: dict[int, dict[Kind, ArraySource]] = {}
     layouts: dict[str, None] = {}  # an ordered set
-    readings: dict[int | None, str] = {}
-    # keys first: their reading of the axes serves the others
-    for entry in sorted(entries, key=lambda entry: "kvq".index(entry.kind)):
-        source, numbered = entry.source, entry.layer is not None
-        heads = manifest.claims(entry.layer).count(entry.kind)
-        reading = layout or readings.get(entry.layer) or infer_layout(source, heads=heads, numbered=numbered)
-        readings.setdefault(entry.layer, reading)
+    equal: list[str] = []  # readings of arrays with as many tokens as coordinates
+    together: dict[int | None, dict[Kind, ArraySource]] = {}
+    for entry in entries:
+        together.setdefault(entry.layer, {})[entry.kind] = entry.source
+    for told, arrays in together.items():
+        if told not in latents:  # whose keys and values lie in the latents
+            _check_paired(name, "the dump" if told is None else f"layer {told}", arrays)
+        reading = layout or infer_layout(arrays, manifest.claims(told), numbered=told is not None)
         layouts[reading] = None
-        for number, layer in enumerate(by_layer(source, reading)):
-            kinds = by_number.setdefault(entry.layer if entry.layer is not None else number, {})
-            kinds[entry.kind] = layer
+        for kind, source in arrays.items():
+            if layout is None and (other := other_reading(source, reading)):
+                equal.append(f"{source.label}: {source.shape} is read as {reading}, and could be {other}")
+            for number, layer in enumerate(by_layer(source, reading)):
+                by_number.setdefault(number if told is None else told, {})[kind] = layer
+    if equal:
+        more = f" (and {len(equal) - 1} more)" if len(equal) > 1 else ""
+        notes.append(f"{equal[0]}{more}: as many tokens as coordinates; --layout says which")
     tails = {entry.layer: entry.tail for entry in entries if entry.kind == "q"}
     layers = tuple(
         _latent_layer(name, number, kinds, manifest, latents[number])
@@ -199,14 +220,7 @@ def _latent_layer(
 
 
 def _layer(name: str, number: int, kinds: dict[Kind, ArraySource], manifest: Manifest, tail: int | None) -> DumpLayer:
-    for kind in ("k", "v"):
-        if kind not in kinds:
-            raise InputError(
-                f"{name}: layer {number} has {' and '.join(PLURAL[kind] for kind in kinds)} but no {PLURAL[kind]}",
-                code="unpaired",
-                hint="give both sides, or remove that layer",
-                path=name,
-            )
+    _check_paired(name, f"layer {number}", kinds)
     k, v, q = kinds["k"], kinds["v"], kinds.get("q")
     where = f"{name}: layer {number}"
     for kind, source in kinds.items():
@@ -229,6 +243,17 @@ def _layer(name: str, number: int, kinds: dict[Kind, ArraySource], manifest: Man
                 path=name,
             )
     return DumpLayer(number, k, v, q, check_claims(where, manifest, number, found, tail, name))
+
+
+def _check_paired(name: str, what: str, kinds: Mapping[Kind, ArraySource]) -> None:
+    for kind in ("k", "v"):
+        if kind not in kinds:
+            raise InputError(
+                f"{name}: {what} has {' and '.join(PLURAL[kind] for kind in kinds)} but no {PLURAL[kind]}",
+                code="unpaired",
+                hint="give both sides, or remove that layer",
+                path=name,
+            )
 
 
 def _heads(source: ArraySource) -> int:

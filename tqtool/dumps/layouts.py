@@ -5,12 +5,16 @@ A layout is a string with one letter an axis: b batch, l layer, h heads, t token
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tqtool.dumps.arrays import ArraySource
+from tqtool.dumps.manifest import AttentionClaims
+from tqtool.dumps.names import Kind
 from tqtool.errors import InputError, UsageError
 
 LAYOUTS = ("nd", "htd", "thd", "bhtd", "bthd", "lhtd", "lbhtd", "hdt")
 MIN_AXES, MAX_AXES = 2, 6
-CLEAR_RATIO = 4  # tokens outnumber heads at least so much where nothing else tells them apart
+MAX_HEADS = 128  # no model has more: a longer axis holds tokens
 
 
 def check_layout(layout: str) -> None:
@@ -50,36 +54,84 @@ def vectors_last(source: ArraySource, *, layout: str | None = None, axis: int | 
     return source.transposed((*order, axis % len(shape)))
 
 
-def infer_layout(source: ArraySource, *, heads: int | None, numbered: bool) -> str:
-    """Return the layout of an array whose last axis is dim.
+def infer_layout(arrays: Mapping[Kind, ArraySource], claims: AttentionClaims, *, numbered: bool) -> str:
+    """Return the layout of a layer's arrays, whose last axis is dim; `InputError`, code `layout`, if two are left.
 
-    `heads` is the number of heads if a manifest tells it; `numbered` says that the name holds a layer number, so that
-    a fourth axis is the batch and not the layers. Raises `InputError`, code `layout`, if two readings are left.
+    What decides: the heads that a manifest tells; that query heads are a multiple of KV heads, and queries no more than
+    keys; and that no model has more than `MAX_HEADS` heads. `numbered` says that the names hold a layer number, so
+    that a fourth axis is the batch and not the layers.
     """
+    source = arrays["k"] if "k" in arrays else next(iter(arrays.values()))
     shape = source.shape
     if len(shape) == 2:
         return "td"
-    if not 3 <= len(shape) <= 5:
+    if not 3 <= len(shape) <= 4:
+        hint = "say --layout, such as lbhtd; pages of a paged cache must be put in the order of their tokens first"
         raise InputError(
-            f"{source.label}: {len(shape)}-D array {shape}; need 2 to 5 axes", code="shape", path=source.path
-        )
-    lead = {3: "", 4: "b" if numbered or shape[0] == 1 else "l", 5: "lb"}[len(shape)]
-    first, second = shape[-3:-1]
-    if heads is not None:
-        candidates = [pair for pair, size in (("ht", first), ("th", second)) if size == heads]
-        told = f"; the manifest says {heads} heads"
-    else:
-        candidates = ["ht"] if CLEAR_RATIO * first <= second else ["th"] if CLEAR_RATIO * second <= first else []
-        told = ""
-    if len(candidates) != 1:
-        heads_first, tokens_first = f"{lead}htd", f"{lead}thd"
-        raise InputError(
-            f"{source.label}: {shape}: tokens-first or heads-first?{told}",
-            code="layout",
-            hint=f"say --layout {heads_first} or --layout {tokens_first}",
+            f"{source.label}: {len(shape)}-D array {shape}; need 2 to 4 axes, or --layout",
+            code="layout" if len(shape) == 5 else "shape",
+            hint=hint if len(shape) == 5 else None,
             path=source.path,
         )
-    return f"{lead}{candidates[0]}d"
+    lead = "" if len(shape) == 3 else "b" if numbered or shape[0] == 1 else "l"
+    alike = {kind: each.shape[-3:-1] for kind, each in arrays.items() if len(each.shape) == len(shape)}
+    # Heads of each array where they come before the tokens, and where they come after.
+    readings = {
+        "ht": {kind: (first, second) for kind, (first, second) in alike.items()},
+        "th": {kind: (second, first) for kind, (first, second) in alike.items()},
+    }
+    possible = [pair for pair, reading in readings.items() if _is_told(reading, claims)]
+    if len(possible) == 2:
+        misfits = {pair: _misfit(readings[pair], causal=claims.causal is not False) for pair in possible}
+        possible = [pair for pair in possible if misfits[pair] is None]
+        if not possible:
+            raise InputError(
+                f"{source.label}: heads-first {misfits['ht']}, tokens-first {misfits['th']}",
+                code="gqa" if "share" in str(misfits["ht"]) else "layout",
+                hint=_CHOICE.format(lead=lead),
+                path=source.path,
+            )
+    if len(possible) == 1:
+        return f"{lead}{possible[0]}d"
+    first, second = shape[-3:-1]
+    told = f"; the manifest says {claims.count('k')} heads" if claims.count("k") is not None else ""
+    raise InputError(
+        f"{source.label}: {shape}: tokens-first or heads-first? {first} tokens of {second} heads, or {first} heads of "
+        f"{second} tokens{told}",
+        code="layout",
+        hint=_CHOICE.format(lead=lead),
+        path=source.path,
+    )
+
+
+_CHOICE = "say --layout {lead}htd or --layout {lead}thd"
+
+
+def _is_told(reading: Mapping[Kind, tuple[int, int]], claims: AttentionClaims) -> bool:
+    """Whether heads are as the manifest says, and where it is silent not more than any model has."""
+    told: tuple[Kind, ...] = ("k", "q")  # the keys' decide: the queries' are held against the arrays later
+    for kind in told:
+        if kind in reading and claims.count(kind) is not None:
+            return reading[kind][0] == claims.count(kind)
+    return all(heads <= MAX_HEADS for heads, _ in reading.values())
+
+
+def _misfit(reading: Mapping[Kind, tuple[int, int]], *, causal: bool) -> str | None:
+    """Return what keeps queries and keys from fitting each other in a reading."""
+    if not {"k", "q"} <= set(reading):
+        return None
+    (heads, queries), (kv_heads, keys) = reading["q"], reading["k"]
+    if kv_heads and heads % kv_heads:
+        return f"{heads} query heads cannot share {kv_heads} key heads"
+    return f"{queries} queries are more than {keys} keys" if causal and queries > keys else None
+
+
+def other_reading(source: ArraySource, layout: str) -> str | None:
+    """Return the layout with dim and tokens exchanged, where both are equally long and the shape cannot tell."""
+    layout = layout.replace("n", "t")
+    if source.shape[layout.index("t")] != source.shape[layout.index("d")]:
+        return None
+    return layout.translate(str.maketrans("td", "dt"))
 
 
 def by_layer(source: ArraySource, layout: str) -> tuple[ArraySource, ...]:

@@ -62,12 +62,19 @@ def read_npy(
             hint="the copy or the program that wrote it was cut short; copy or save it again",
             path=path,
         )
+    if size > needs:
+        raise InputError(
+            f"{label}: {size - needs} bytes follow the array {shape}",
+            code="npy-trailing",
+            hint="np.save to a handle that stays open appends: load the arrays one by one, join them, save the whole",
+            path=path,
+        )
     axes = tuple(range(len(shape)))
     if fortran:
         shape, axes = shape[::-1], axes[::-1]
     kind = type_name(stored, as_bf16=dtype == "bf16")
     if kind == "bf16":
-        stored = np.dtype(np.uint16).newbyteorder(stored.byteorder if stored.kind == "u" else "<")
+        stored = np.dtype(np.uint16).newbyteorder(stored.byteorder if stored.kind in "iu" else "<")
     store = Store(opener, header, shape, stored)
     shown = printable(Path(path).stem if name is None else name)
     return ArraySource(path, shown, kind, store, axes, origin or opener, hidden_file=name is None)
@@ -80,7 +87,7 @@ def printable(name: str) -> str:
 
 def type_name(stored: np.dtype[np.generic], *, as_bf16: bool = False) -> str:
     """Return the short name of a NumPy type: f16, i64, bool; NumPy's own name where there is no short one."""
-    if as_bf16 and stored.itemsize == 2 and stored.fields is None and stored.kind in "uV":
+    if as_bf16 and stored.itemsize == 2 and stored.fields is None and stored.kind in "iuV":
         return "bf16"
     if stored.kind in "fiu" and stored.itemsize <= 8:
         return f"{stored.kind}{8 * stored.itemsize}"
@@ -114,7 +121,7 @@ def check_float(source: ArraySource, *, as_bf16: bool = False) -> None:
         message = f"{label}: dtype {source.dtype} is not supported"
         raise InputError(message, code="dtype-unsupported", hint="convert it to float32", path=path)
     hint = "convert it: np.save(path, x.astype(np.float32))"
-    if source.dtype == "u16":
+    if source.dtype in ("i16", "u16"):
         hint = "if these are bfloat16 bits, add --dtype bf16"
     raise InputError(
         f"{label}: dtype {_spelled(source.dtype)} is not floating point", code="dtype", hint=hint, path=path

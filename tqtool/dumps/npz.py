@@ -13,15 +13,15 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import IO
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 from tqtool.dumps import npy
 from tqtool.dumps.arrays import ArraySource
-from tqtool.dumps.inputs import InputFile, Opened, Opener, kept_open, spooled
+from tqtool.dumps.inputs import InputFile, Opened, Opener, spooled
 from tqtool.errors import InputError, OutputError
-from tqtool.files import binary_size
-from tqtool.rawfiles import copy_bytes
+from tqtool.files import binary_size, naming_temporary
+from tqtool.rawfiles import COPY_BLOCK
 
 MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
 HEADER_WINDOW = 1 << 14  # NumPy takes no header beyond 10,000 bytes
@@ -37,6 +37,7 @@ def read_npz(
     """
     arrays: list[ArraySource] = []
     others: list[str] = []
+    unpacked, end = _Unpacked(opener, label), 0
     with _reporting(label), zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         names = [member.filename for member in members]
@@ -54,40 +55,65 @@ def read_npz(
             if not start.getvalue().startswith(npy.MAGIC):
                 others.append(member.filename)
                 continue
-            place = _Member(opener, member.filename, label)
             size = member.file_size
-            arrays.append(npy.read_npy(start, place, label, name=name, origin=opener, size=size, dtype=dtype))
+            place = _Member(unpacked, member.filename, end)
+            found = npy.read_npy(start, place, label, name=name, origin=opener, size=size, dtype=dtype)
+            arrays.append(replace(found, store=replace(found.store, offset=end + found.store.offset)))
+            end += size
     return tuple(arrays), tuple(others)
+
+
+class _Unpacked:
+    """The unpacked members of an archive, side by side in one file without a name: one descriptor for all of them."""
+
+    def __init__(self, opener: Opener, label: str) -> None:
+        self.opener, self.label = opener, label
+        self._lock = threading.Lock()
+        self._file: InputFile | None = None
+
+    def file(self) -> InputFile:
+        """Return the file, made when it is first asked for."""
+        with self._lock:
+            if self._file is None:
+                self._file = spooled(lambda target: None, self.label)
+            return self._file
 
 
 class _Member:
     """A member of an archive, ready to be read by position; opening it the first time unpacks and checks it."""
 
-    def __init__(self, opener: Opener, name: str, label: str) -> None:
-        self._opener, self._name, self._label = opener, name, label
+    def __init__(self, unpacked: _Unpacked, name: str, start: int) -> None:
+        self._unpacked, self._name, self._start = unpacked, name, start
         self._lock = threading.Lock()
-        self._unpacked: Opener | None = None
+        self._is_there = False
 
     def __call__(self) -> Opened:
+        file = self._unpacked.file()
         with self._lock:
-            if self._unpacked is None:
-                self._unpacked = kept_open(spooled(self._copy_to, self._label))
-            return self._unpacked()
+            if not self._is_there:
+                self._copy_to(file)
+                self._is_there = True
+        return nullcontext(file)
 
-    def _copy_to(self, target: IO[bytes]) -> None:
-        with _reporting(self._label), self._opener() as file, zipfile.ZipFile(file) as archive:
+    def _copy_to(self, target: InputFile) -> None:
+        label = self._unpacked.label
+        with _reporting(label), self._unpacked.opener() as file, zipfile.ZipFile(file) as archive:
             member = archive.getinfo(self._name)
             free = shutil.disk_usage(tempfile.gettempdir()).free
             if member.file_size > free:
                 raise OutputError(
-                    f"{self._label}: no room to unpack {self._name!r} (needs {binary_size(member.file_size)}, "
+                    f"{label}: no room to unpack {self._name!r} (needs {binary_size(member.file_size)}, "
                     f"{binary_size(free)} free)",
                     code="write",
                     hint="point TMPDIR to a larger disk",
-                    path=self._label,
+                    path=label,
                 )
+            copied = 0
             with archive.open(member) as stream:
-                copied = copy_bytes(stream, target)
+                while copied <= member.file_size and (block := stream.read(COPY_BLOCK)):
+                    with naming_temporary(label):
+                        target.write_at(memoryview(block), self._start + copied)
+                    copied += len(block)
             if copied != member.file_size:
                 raise zipfile.BadZipFile(f"{self._name!r} holds {copied} of {member.file_size} bytes")
 

@@ -138,7 +138,7 @@ def stored_type(name: str) -> np.dtype[np.generic]:
 
 
 def array_sources(header: Header, opener: Opener, path: str, *, as_bf16: bool = False) -> tuple[ArraySource, ...]:
-    """Return the tensors of a file as arrays; with `as_bf16`, U16 tensors are taken for bfloat16."""
+    """Return the tensors of a file as arrays; with `as_bf16`, I16 and U16 tensors are taken for bfloat16."""
     return tuple(_source(header, tensor, opener, path, as_bf16) for tensor in header.tensors)
 
 
@@ -150,7 +150,7 @@ def _source(header: Header, tensor: Tensor, opener: Opener, path: str, as_bf16: 
             hint="convert them to float16, with their scales applied",
             path=path,
         )
-    kind = "bf16" if as_bf16 and tensor.dtype == "U16" else tensor.dtype.lower()
+    kind = "bf16" if as_bf16 and tensor.dtype in ("I16", "U16") else tensor.dtype.lower()
     store = Store(opener, header.data + tensor.start, tensor.shape, np.dtype(STORED[tensor.dtype]))
     return ArraySource(path, tensor.name, kind, store, tuple(range(len(tensor.shape))), opener)
 

@@ -102,7 +102,7 @@ def load_limits(path: Path) -> tuple[Level, tuple[Limit, ...]]:
     """Read a gate file, TOML or JSON: `level = "balanced"` and tables `min` and `max` of metric = number."""
     try:
         with path.open("rb") as file:
-            text = file.read(MAX_GATE_FILE).decode()
+            text = file.read(MAX_GATE_FILE).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}", code="gate-config", path=str(path)) from error
     try:

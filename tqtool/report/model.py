@@ -290,6 +290,20 @@ class Recommendation:
 
 
 @dataclass(frozen=True, slots=True)
+class OverPrompts:
+    """One metric of one configuration over several dumps of one model, each a text of its own."""
+
+    config: str
+    metric: str
+    prompts: int
+    mean: float  # of the dumps' means
+    ci_low: float  # 95 % interval of the mean over texts
+    ci_high: float
+    worst: float  # mean of the worst dump
+    worst_source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """One measurement, complete."""
 
@@ -309,3 +323,4 @@ class Report:
     run: Mapping[str, str]  # started, seconds, threads: the only part that differs between runs
     schema: str = SCHEMA
     metric_version: int = METRIC_VERSION
+    prompts: tuple[OverPrompts, ...] = ()  # of two dumps of one model or more

@@ -27,6 +27,7 @@ from tqtool.report.aggregate import clusters
 from tqtool.report.gates import decide, reached, verdict
 from tqtool.report.model import LayerValues, Notice, Recommendation, Report, Row, Source
 from tqtool.report.params import Params
+from tqtool.report.prompts import over_prompts
 from tqtool.report.serialize import mapped, rounded
 from tqtool.validation.coders import CONTROL, configurations
 from tqtool.validation.dataset import Dataset, Head, head_of
@@ -199,6 +200,7 @@ def validate(
         recommendations=tuple(recommendations),
         environment=environment(),
         run={},
+        prompts=rounded(over_prompts(rows, sources)),
     )
     return mapped(replace(report, diagnosis=diagnose(report)[:MOST]), str, sayable)
 

@@ -7,7 +7,7 @@ from math import sqrt
 from typing import Any
 
 from tqtool.container.compression import Result
-from tqtool.container.manifest import Compressed
+from tqtool.container.manifest import Compressed, Entry
 from tqtool.container.pipeline import Quality
 from tqtool.escapes import visible
 from tqtool.files import binary_size
@@ -23,6 +23,7 @@ def compress_line(result: Result) -> str:
     parts = [f"{names}: {binary_size(before)} -> {binary_size(after)} ({before / after:.2f}x)"]
     if result.compressed:
         parts.append(f"{result.bits_per_value:.3g} bits/value")
+        parts.append(_vectors_text([entry for entry, _ in result.compressed]))
     groups: dict[str, list[tuple[Compressed, Quality]]] = {}
     for entry, quality in result.compressed:
         side = {"k": "K", "v": "V"}.get(entry.kind, "")
@@ -41,6 +42,14 @@ def compress_line(result: Result) -> str:
     return ", ".join(parts)
 
 
+def _vectors_text(entries: Sequence[Compressed]) -> str:
+    """Return which axis the vectors lie along: `vectors of 128 along axis 2 of (8, 512, 128)`."""
+    first = entries[0]
+    places = {(entry.spec.dim, entry.axis, entry.shape) for entry in entries}
+    more = f" and {len(places) - 1} other shapes" if len(places) > 1 else ""
+    return f"vectors of {first.spec.dim} along axis {first.axis} of {first.shape}{more}"
+
+
 def _quality_text(qualities: Sequence[Quality]) -> str:
     """Return error and cosines over several tensors: means by vectors measured, worst p1 and minimum."""
     measured = sum(quality.measured for quality in qualities)
@@ -56,6 +65,22 @@ def _quality_text(qualities: Sequence[Quality]) -> str:
         f"cos {mean([q.cos_mean for q in qualities]):.4f} p1 {min(q.cos_p1 for q in qualities):.4f} "
         f"min {min(q.cos_min for q in qualities):.4f}"
     )
+
+
+def equal_axes(entries: Sequence[Entry]) -> list[str]:
+    """Return a warning for each shape whose last axis is as long as another: the shape cannot tell the vectors'."""
+    shapes: dict[tuple[int, ...], list[Compressed]] = {}
+    for entry in entries:
+        if (
+            isinstance(entry, Compressed)
+            and entry.spec.dim in entry.shape[: entry.axis] + entry.shape[entry.axis + 1 :]
+        ):
+            shapes.setdefault(entry.shape, []).append(entry)
+    return [
+        f"{visible(same[0].name)}{f' and {len(same) - 1} more' if len(same) > 1 else ''}: {shape} has several axes of "
+        f"{same[0].spec.dim}; vectors are taken along the last, axis {same[0].axis}: --axis or --layout says otherwise"
+        for shape, same in shapes.items()
+    ]
 
 
 def compress_json(results: Sequence[Result]) -> dict[str, Any]:

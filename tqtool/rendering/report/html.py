@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from tqtool.rendering.report import figures
+from tqtool.rendering.report import figures, over_prompts
 from tqtool.rendering.report.figures import figure, summary
 from tqtool.rendering.report.plot import pareto_panel
 from tqtool.rendering.report.specification import compared_sources
@@ -66,6 +66,7 @@ def report_html(report: Report) -> str:
         gate_title=figures.gate_title(report),
         missed=sum(check.status != "pass" for check in report.gate.checks),
         goal=figures.recommendation_goal,
+        prompts=over_prompts,
         json=report_data(report),
     )
 

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from tqtool.rendering.report import figures
+from tqtool.rendering.report import figures, over_prompts
 from tqtool.rendering.report.figures import figure
 from tqtool.report.gates import split_metric
 from tqtool.report.model import METRICS, Recommendation, Report, Row, Source
@@ -57,6 +57,9 @@ def _blocks(report: Report, gated: bool) -> list[tuple[str, str]]:
         line = " · ".join(figures.data_parts(source))
         table = _table(HEADER, [_cells(row, gated) for row in figures.rows_of(report, source)])
         blocks.append((f"the table of {source.name}", f"**{escape(source.name)}**: {escape(line)}\n\n{table}"))
+    if report.prompts:
+        rows = [[escape(cell) for cell in row] for row in over_prompts.rows(report)]
+        blocks.append(("the table over dumps", f"{over_prompts.title(report)}\n\n{_table(over_prompts.HEADER, rows)}"))
     lines = [f"> **Warning:** {escape(text)}\n" for text in figures.warnings(report)]
     lines += [f"- {escape(sentence)}\n" for sentence in figures.diagnosis(report)]
     if lines:

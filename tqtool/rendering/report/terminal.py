@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tqtool.rendering.report import figures
+from tqtool.rendering.report import figures, over_prompts
 from tqtool.rendering.report.figures import figure
 from tqtool.rendering.report.specification import FOOTNOTE, compared_sources, specification_table
 from tqtool.rendering.tables import Column, table_text
@@ -76,7 +76,7 @@ def report_terminal(report: Report, width: int | None = None, unicode: bool = Tr
         title = paint("bold")("The specification's table: output cosine on synthetic data")
         footnote = _wrap(FOOTNOTE, width, paint("dim"))
         blocks += [f"{title}\n{specification_table(report, compared)}\n{footnote}"]
-    blocks += [_recommendations(report)]
+    blocks += [_prompts(report, width), _recommendations(report)]
     blocks += ["\n".join(_wrap(f"warning: {text}", width, paint("yellow")) for text in figures.warnings(report))]
     blocks += ["\n".join(_wrap(sentence, width) for sentence in figures.diagnosis(report))]
     if report.next:
@@ -207,6 +207,14 @@ def _bins(values: Sequence[float], room: int | None) -> list[Sequence[float]]:
     """Return neighbouring values in at most `room` groups."""
     size = 1 if room is None else -(-len(values) // room)
     return [values[i : i + size] for i in range(0, len(values), size)]
+
+
+def _prompts(report: Report, width: int | None) -> str:
+    if not report.prompts:
+        return ""
+    columns = [Column(title, "left" if title in ("config", "in") else "right") for title in over_prompts.HEADER]
+    title = _wrap(over_prompts.title(report), width)
+    return f"{title}\n" + table_text(columns, over_prompts.rows(report), terminal=False)
 
 
 def _recommendations(report: Report) -> str:
