@@ -8,6 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
+from conftest import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loops import case
@@ -401,3 +402,24 @@ def test_check_codebooks_refuses_in_one_line(tqtool, arguments: list[str], statu
     assert (done.returncode, done.stdout) == (status, "")
     assert f"tqtool: {message}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "domain"), [("0.593034446f", "0.593034506f", "unit"), ("{ 64 }", "{ 96 }", "both")]
+)
+def test_a_header_of_ours_is_held_against_its_own_checksum(
+    tqtool: Run, tmp_path: Path, old: str, new: str, domain: str
+) -> None:
+    assert tqtool("gen-codebooks", "--dims", "64", "--bits", "2", "-o", "t.h").returncode == 0
+    whole = tqtool("check-codebooks", "t.h")
+    assert (whole.returncode, "CRC-32" in whole.stdout) == (0, False)
+    text = (tmp_path / "t.h").read_text()
+    assert text.count(old) == 1
+    (tmp_path / "t.h").write_text(text.replace(old, new))
+    edited = tqtool("check-codebooks", "t.h", "--tolerance", "99")
+    assert edited.returncode == 1
+    domains = ["unit", "centered"] if domain == "both" else [domain]
+    lines = [f"FAIL: the {name} tables are not those that the header's CRC-32 is of" for name in domains]
+    assert edited.stdout.splitlines()[-len(lines) :] == lines
+    document = json.loads(tqtool("check-codebooks", "t.h", "--json", "--tolerance", "99").stdout)
+    assert (document["passed"], document["edited_domains"]) == (False, domains)

@@ -15,11 +15,17 @@ FULL_WIDTH = 120  # of a terminal that shows every column
 
 
 def appraisal_text(
-    found: Sequence[Appraisal], tolerance: float, *, width: int | None = None, color: bool = True
+    found: Sequence[Appraisal],
+    tolerance: float,
+    edited: Sequence[str] = (),
+    *,
+    width: int | None = None,
+    color: bool = True,
 ) -> str:
     """Return a line a table, a sentence for each cause, and the verdict.
 
-    `tolerance` is a share of the optimal error, `width` that of a terminal, None where the text goes elsewhere.
+    `tolerance` is a share of the optimal error; `edited` names the domains that a header's checksum does not fit;
+    `width` is that of a terminal, None where the text goes elsewhere.
     """
     full = width is None or width >= FULL_WIDTH
     columns = [
@@ -57,6 +63,7 @@ def appraisal_text(
         lines.append(f"FAIL: the table costs over {limit}")
     else:
         lines.append(f"FAIL: {dear} of {len(found)} tables cost over {limit}")
+    lines += [f"FAIL: the {name} tables are not those that the header's CRC-32 is of" for name in edited]
     return "\n".join(lines)
 
 
@@ -69,12 +76,13 @@ def percent(share: float) -> str:
     return "0 %" if abs(share) < 1e-9 else f"{100 * share:+.{4 if abs(share) < 0.1 else 1}f} %"
 
 
-def appraisal_json(found: Sequence[Appraisal], tolerance: float) -> dict[str, Any]:
+def appraisal_json(found: Sequence[Appraisal], tolerance: float, edited: Sequence[str] = ()) -> dict[str, Any]:
     """Return the same values for programs; costs are shares of the optimal error, deviations standard deviations."""
     return {
         "schema": "tqtool.check-codebooks/1",
         "tolerance": tolerance,
-        "passed": all(each.excess <= tolerance for each in found),
+        "passed": not edited and all(each.excess <= tolerance for each in found),
+        "edited_domains": list(edited),
         "tables": [
             {
                 "name": each.table.name,
