@@ -3,7 +3,7 @@
  *   test_turboquant              the unit tests; exit status 1 if one fails
  *   test_turboquant --validate   quality of the attention output per configuration; informational
  *
- * Every test runs for all lengths and widths of the header, with the best instruction set and with the plain one.
+ * Every test runs for all lengths and widths of the header, with every instruction set that the processor has.
  */
 #include "fa_tq_adapter.h"
 #include "tq_codebooks.h"
@@ -18,12 +18,12 @@
 #define MAX_DIM FA_TQ_MAX_DIM
 
 static int failures = 0;
-static bool plain_only = false; /* the second round of all tests */
+static const char *instructions; /* the set in use: a round of all tests each */
 
 static void check(bool holds, const char *what, int dim, int bits, double value) {
     if (holds) return;
     failures++;
-    if (failures <= 20) printf("    d = %d, %d bits%s: %s (%g)\n", dim, bits, plain_only ? ", plain" : "", what, value);
+    if (failures <= 20) printf("    d = %d, %d bits, %s: %s (%g)\n", dim, bits, instructions, what, value);
 }
 
 /* ---- data ------------------------------------------------------------------------------------------------------- */
@@ -92,7 +92,7 @@ static fa_tq_state *state_with(int dim, int key_bits, int value_bits, uint64_t s
         printf("fa_tq_init(%d, K%d/V%d) failed\n", dim, key_bits, value_bits);
         exit(1);
     }
-    if (plain_only) fa_tq_use(state, "plain");
+    fa_tq_use(state, instructions);
     return state;
 }
 
@@ -513,7 +513,7 @@ static void test_golden(int dim, int bits) {
             table.scale_rule = rule;
             fa_tq_state *state = fa_tq_init_with(dim, &table, &table, FA_TQ_GOLDEN_SEED);
             if (!state) exit(1);
-            if (plain_only) fa_tq_use(state, "plain");
+            fa_tq_use(state, instructions);
             for (int i = 0; i < FA_TQ_GOLDEN_COUNT; i++) {
                 const fa_tq_golden_result *expected = &golden->results[i];
                 for (int j = 0; j < dim; j++) x[i][j] = float_of(golden->rows[i * dim + j]);
@@ -1024,7 +1024,9 @@ static void test_states(int dim, int bits) {
     check(config.key_bits == 4 && config.value_bits == 2, "the default is K4/V2", dim, bits, config.key_bits);
     fa_tq_state *state = state_with(dim, bits, bits, 27);
     check(fa_tq_head_dim(state) == dim, "head_dim", dim, bits, fa_tq_head_dim(state));
-    check(strcmp(fa_tq_instructions(state), plain_only ? "plain" : fa_tq_instructions(NULL)) == 0, "instructions", dim, bits, 0);
+    check(strcmp(fa_tq_instructions(state), instructions) == 0, "instructions", dim, bits, 0);
+    check(strcmp(fa_tq_instructions(NULL), fa_tq_instruction_set(0)) == 0, "the fastest is not the first", dim, bits, 0);
+    check(fa_tq_use(state, "no such set") != 0, "an unknown instruction set", dim, bits, 0);
     for (int error = FA_TQ_ERR_MEMORY; error < 0; error++)
         check(strcmp(fa_tq_strerror(error), fa_tq_strerror(error + 1)) != 0 &&
                   strcmp(fa_tq_strerror(error), fa_tq_strerror(-99)) != 0,
@@ -1046,7 +1048,7 @@ static void test_states(int dim, int bits) {
         fa_tq_table table = {width, FA_TQ_NORM, boundaries, centroids};
         fa_tq_state *any = fa_tq_init_with(dim, &table, &table, 5);
         if (!any) exit(1);
-        if (plain_only) fa_tq_use(any, "plain");
+        fa_tq_use(any, instructions);
         fill_normal(x, (size_t)dim);
         fa_tq_quantize_head(any, x, true, codes, FA_TQ_META_F32, &scale);
         fa_tq_rotate(any, x, rotated);
@@ -1183,11 +1185,9 @@ static int run_tests(void) {
     int passed = 0, failed = 0;
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
         failures = 0;
-        for (int round = 0; round < 2; round++) {
-            plain_only = round == 1;
+        for (size_t set = 0; (instructions = fa_tq_instruction_set(set)) != NULL; set++)
             for (int row = 0; row < FA_TQ_CODEBOOK_COUNT; row++)
                 tests[i].run(fa_tq_codebook_dims[row / widths], fa_tq_codebooks_centered[row].bits);
-        }
         printf("%s %2d - %s\n", failures ? "not ok" : "ok    ", (int)i + 1, tests[i].name);
         if (failures) failed++;
         else passed++;
@@ -1197,6 +1197,7 @@ static int run_tests(void) {
 }
 
 static int run_validation(void) {
+    instructions = fa_tq_instruction_set(0);
     const int widths = FA_TQ_CODEBOOK_COUNT / FA_TQ_CODEBOOK_DIM_COUNT;
     printf("Attention output of the compressed cache against float32: mean cosine, 8 heads of 256 tokens,\n");
     printf("8 queries each: the sets `gaussian` and `correlated` of tqtool validate, with numbers of this program's own.\n");

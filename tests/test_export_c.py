@@ -253,3 +253,13 @@ def test_verify_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 def test_seeds_beyond_a_c_literal_are_refused() -> None:
     with pytest.raises(UsageError, match="seed"):
         export_files((64,), (2,), seed=2**63)
+
+
+def test_every_public_function_is_called_by_an_exported_test() -> None:
+    files = export_files((64,), (2,))
+    for name in ("turboquant.h", "fa_tq_adapter.h"):
+        declared = re.sub(r"/\*.*?\*/", "", files[name], flags=re.DOTALL)
+        functions = set(re.findall(r"^(?:static inline )?[a-z][\w *]*?\b(fa_tq_\w+)\(", declared, re.MULTILINE))
+        assert len(functions) > 5, name
+        inner = {"fa_tq_gather", "fa_tq_scatter", "fa_tq_masked", "fa_tq_attend_stored"}  # the adapter's own steps
+        assert {each for each in functions - inner if f"{each}(" not in files["test_turboquant.c"]} == set(), name
