@@ -17,9 +17,9 @@
 #include <string.h>
 #include <time.h>
 
-enum { LAYERS = 4, HEADS = 4, KV_HEADS = 2, VOCABULARY = 512, PROMPT = 64, SLOTS = 256, GONE = 64 };
+enum { LAYERS = 4, HEADS = 4, KV_HEADS = 2, VOCABULARY = 512, WIDTH = 256, PROMPT = 64, SLOTS = 256, GONE = 64 };
 
-static int dim, width; /* of a head, and of the model: HEADS * dim */
+static int dim; /* of a head */
 
 static float *floats(size_t count) {
     float *memory = (float *)calloc(count, sizeof(float));
@@ -59,8 +59,8 @@ static void multiply(const float *weights, const float *x, int rows, int columns
 
 static void normalize(const float *x, float *out) { /* RMSNorm */
     float sum = 0.0f;
-    for (int j = 0; j < width; j++) sum += x[j] * x[j];
-    for (int j = 0; j < width; j++) out[j] = x[j] / sqrtf(sum / (float)width + 1e-6f);
+    for (int j = 0; j < WIDTH; j++) sum += x[j] * x[j];
+    for (int j = 0; j < WIDTH; j++) out[j] = x[j] / sqrtf(sum / (float)WIDTH + 1e-6f);
 }
 
 static void turn(float *x, int heads, int position) { /* rotary embedding, halves paired */
@@ -76,19 +76,19 @@ static void turn(float *x, int heads, int position) { /* rotary embedding, halve
 static float *embedding, *output, *wq[LAYERS], *wk[LAYERS], *wv[LAYERS], *wo[LAYERS], *up[LAYERS], *down[LAYERS];
 
 static void make_model(void) {
-    embedding = matrix(VOCABULARY, width);
+    embedding = matrix(VOCABULARY, WIDTH);
     for (int layer = 0; layer < LAYERS; layer++) {
-        wq[layer] = matrix(width, width);
-        wk[layer] = matrix(KV_HEADS * dim, width);
-        wv[layer] = matrix(KV_HEADS * dim, width);
-        wo[layer] = matrix(width, width);
-        up[layer] = matrix(2 * width, width);
-        down[layer] = matrix(width, 2 * width);
+        wq[layer] = matrix(HEADS * dim, WIDTH);
+        wk[layer] = matrix(KV_HEADS * dim, WIDTH);
+        wv[layer] = matrix(KV_HEADS * dim, WIDTH);
+        wo[layer] = matrix(WIDTH, HEADS * dim);
+        up[layer] = matrix(2 * WIDTH, WIDTH);
+        down[layer] = matrix(WIDTH, 2 * WIDTH);
     }
-    output = matrix(VOCABULARY, width);
-    for (size_t i = 0; i < (size_t)VOCABULARY * (size_t)width; i++) embedding[i] *= sqrtf((float)width);
+    output = matrix(VOCABULARY, WIDTH);
+    for (size_t i = 0; i < (size_t)VOCABULARY * (size_t)WIDTH; i++) embedding[i] *= sqrtf((float)WIDTH);
     for (int layer = 0; layer < LAYERS; layer++) /* attention that prefers some tokens, and counts */
-        for (size_t i = 0; i < (size_t)width * (size_t)width; i++) wq[layer][i] *= 2.0f, wo[layer][i] *= 2.0f;
+        for (size_t i = 0; i < (size_t)HEADS * (size_t)dim * (size_t)WIDTH; i++) wq[layer][i] *= 2.0f, wo[layer][i] *= 2.0f;
 }
 
 /* The toggle: `tq` or, without it, `k` and `v`, [layer][slot][kv head][dim]. */
@@ -100,8 +100,12 @@ typedef struct {
     float *scratch;
 } kv_cache;
 
-static size_t slot_floats(void) {
+static size_t slot_floats(void) { /* keys of a token */
     return (size_t)KV_HEADS * (size_t)dim;
+}
+
+static size_t row_floats(void) { /* its queries */
+    return (size_t)HEADS * (size_t)dim;
 }
 
 /* Room for `rows` more tokens of a layer: called inside each block, hence the eviction of one layer. */
@@ -166,36 +170,36 @@ static void attend(kv_cache *cache, int layer, int rows, const float *q, const f
 
 /* Reads tokens and leaves the last one's logits. */
 static void forward(kv_cache *cache, const int *tokens, int rows, float *logits) {
-    float *h = floats((size_t)rows * (size_t)width), *x = floats(2 * (size_t)width), *y = floats(2 * (size_t)width);
-    float *q = floats((size_t)rows * (size_t)width), *out = floats((size_t)rows * (size_t)width);
+    float *h = floats((size_t)rows * (size_t)WIDTH), *x = floats(2 * (size_t)WIDTH), *y = floats(2 * (size_t)WIDTH);
+    float *q = floats((size_t)rows * row_floats()), *out = floats((size_t)rows * row_floats());
     float *k = floats((size_t)rows * slot_floats()), *v = floats((size_t)rows * slot_floats());
     for (int row = 0; row < rows; row++)
-        memcpy(h + (size_t)row * (size_t)width, embedding + (size_t)tokens[row] * (size_t)width, (size_t)width * sizeof(float));
+        memcpy(h + (size_t)row * (size_t)WIDTH, embedding + (size_t)tokens[row] * (size_t)WIDTH, (size_t)WIDTH * sizeof(float));
     for (int layer = 0; layer < LAYERS; layer++) {
         for (int row = 0; row < rows; row++) {
-            float *own_q = q + (size_t)row * (size_t)width, *own_k = k + (size_t)row * slot_floats();
-            normalize(h + (size_t)row * (size_t)width, x);
-            multiply(wq[layer], x, width, width, own_q);
-            multiply(wk[layer], x, KV_HEADS * dim, width, own_k);
-            multiply(wv[layer], x, KV_HEADS * dim, width, v + (size_t)row * slot_floats());
+            float *own_q = q + (size_t)row * row_floats(), *own_k = k + (size_t)row * slot_floats();
+            normalize(h + (size_t)row * (size_t)WIDTH, x);
+            multiply(wq[layer], x, HEADS * dim, WIDTH, own_q);
+            multiply(wk[layer], x, KV_HEADS * dim, WIDTH, own_k);
+            multiply(wv[layer], x, KV_HEADS * dim, WIDTH, v + (size_t)row * slot_floats());
             turn(own_q, HEADS, cache->position + row);
             turn(own_k, KV_HEADS, cache->position + row);
         }
         attend(cache, layer, rows, q, k, v, out);
         for (int row = 0; row < rows; row++) {
-            float *own = h + (size_t)row * (size_t)width;
-            multiply(wo[layer], out + (size_t)row * (size_t)width, width, width, x);
-            for (int j = 0; j < width; j++) own[j] += x[j];
+            float *own = h + (size_t)row * (size_t)WIDTH;
+            multiply(wo[layer], out + (size_t)row * row_floats(), WIDTH, HEADS * dim, x);
+            for (int j = 0; j < WIDTH; j++) own[j] += x[j];
             normalize(own, x);
-            multiply(up[layer], x, 2 * width, width, y);
-            for (int j = 0; j < 2 * width; j++) y[j] = fmaxf(y[j], 0.0f);
-            multiply(down[layer], y, width, 2 * width, x);
-            for (int j = 0; j < width; j++) own[j] += x[j];
+            multiply(up[layer], x, 2 * WIDTH, WIDTH, y);
+            for (int j = 0; j < 2 * WIDTH; j++) y[j] = fmaxf(y[j], 0.0f);
+            multiply(down[layer], y, WIDTH, 2 * WIDTH, x);
+            for (int j = 0; j < WIDTH; j++) own[j] += x[j];
         }
     }
     cache->position += rows;
-    normalize(h + (size_t)(rows - 1) * (size_t)width, x);
-    multiply(output, x, VOCABULARY, width, logits);
+    normalize(h + (size_t)(rows - 1) * (size_t)WIDTH, x);
+    multiply(output, x, VOCABULARY, WIDTH, logits);
     float *const arrays[] = {h, x, y, q, out, k, v};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) free(arrays[i]);
 }
@@ -237,6 +241,12 @@ int main(int argc, char **argv) {
     bool compressed = false;
     int count = 384, window = 0;
     dim = fa_tq_codebook_dims[0];
+    if (fa_tq_codebook_index(dim, config.key_bits) < 0 || fa_tq_codebook_index(dim, config.value_bits) < 0)
+        for (int i = 0; i < FA_TQ_CODEBOOK_COUNT; i++) { /* tables of other widths: the widest and the narrowest */
+            const int bits = fa_tq_codebooks_centered[i].bits;
+            if (i == 0 || bits > config.key_bits) config.key_bits = bits;
+            if (i == 0 || bits < config.value_bits) config.value_bits = bits;
+        }
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (strcmp(argv[i], "--tq-cache") == 0) compressed = true;
@@ -250,7 +260,6 @@ int main(int argc, char **argv) {
             return 2;
         }
     }
-    width = HEADS * dim;
     make_model();
     int prompt[PROMPT];
     for (int i = 0; i < PROMPT; i++) prompt[i] = (int)(random_bits() % VOCABULARY);
