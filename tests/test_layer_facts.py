@@ -340,7 +340,7 @@ BAD_MANIFESTS: dict[str, tuple[dict[str, Any], str]] = {
     "no flag": (described({"causal": "yes"}), r"layers\[0\].causal is 'yes', not true or false"),
     "no range": ({"valid_tokens": [5, 5]}, r"valid_tokens is \[5, 5\], not \[start, stop\]"),
     "two names": ({"q_tail": 9, "query_tail": 8}, "query_tail and q_tail contradict each other: 8, 9"),
-    "latent": (described({"kind": "latent"}), r"attention of layer 0 is latent \(MLA\)"),
+    "latent": (described({"kind": "latent"}), r"layer 0: attention is latent \(MLA\)"),
     "another bias": (described({"score_bias": "relative"}), "scores of layer 0 carry a bias, 'relative', which is not"),
     "a layer not described": ({"schema": "tqtool.dump/1", "layers": [{"layer": 5}]}, "layer 0 is not described by"),
     "no cache": (described({"kind": "shared"}), "calls it shared, which keeps no keys and values"),

@@ -94,7 +94,8 @@ def infer_layout(arrays: Mapping[Kind, ArraySource], claims: AttentionClaims, *,
     if len(possible) == 1:
         return f"{lead}{possible[0]}d"
     first, second = shape[-3:-1]
-    told = f"; the manifest says {claims.count('k')} heads" if claims.count("k") is not None else ""
+    heads = _told_heads(readings["ht"], claims)
+    told = f"; the manifest says {heads[1]} heads" if heads else ""
     raise InputError(
         f"{source.label}: {shape}: tokens-first or heads-first? {first} tokens of {second} heads, or {first} heads of "
         f"{second} tokens{told}",
@@ -109,11 +110,18 @@ _CHOICE = "say --layout {lead}htd or --layout {lead}thd"
 
 def _is_told(reading: Mapping[Kind, tuple[int, int]], claims: AttentionClaims) -> bool:
     """Whether heads are as the manifest says, and where it is silent not more than any model has."""
-    told: tuple[Kind, ...] = ("k", "q")  # the keys' decide: the queries' are held against the arrays later
-    for kind in told:
-        if kind in reading and claims.count(kind) is not None:
-            return reading[kind][0] == claims.count(kind)
-    return all(heads <= MAX_HEADS for heads, _ in reading.values())
+    told = _told_heads(reading, claims)
+    return reading[told[0]][0] == told[1] if told else all(heads <= MAX_HEADS for heads, _ in reading.values())
+
+
+def _told_heads(reading: Mapping[Kind, tuple[int, int]], claims: AttentionClaims) -> tuple[Kind, int] | None:
+    """Return the kind whose heads a manifest tells: the keys', else the queries'; all are held against it later."""
+    kinds: tuple[Kind, ...] = ("k", "q")
+    for kind in kinds:
+        count = claims.count(kind)
+        if kind in reading and count is not None:
+            return kind, count
+    return None
 
 
 def _misfit(reading: Mapping[Kind, tuple[int, int]], *, causal: bool) -> str | None:
