@@ -616,3 +616,26 @@ def test_huge_scores_and_zero_vectors_stay_finite(
     empty = make()
     zero = np.zeros_like(k)
     assert_array_equal(attention_cached(q, zero, zero, empty, 0, 0, config), np.zeros_like(q))
+
+
+@both
+@pytest.mark.parametrize(
+    ("count", "layer", "message"),
+    [
+        (1, LAYERS, f"layer {LAYERS}: the cache has layers 0 to {LAYERS - 1}"),
+        (1, -1, f"layer -1: the cache has layers 0 to {LAYERS - 1}"),
+        (-1, 0, "cannot evict -1 of "),
+        (9, 0, "cannot evict 9 of "),
+        (1, 1, "cannot evict 1 of 0 tokens"),
+    ],
+)
+def test_an_eviction_of_one_layer_that_cannot_be_is_refused(
+    make: Callable[..., Cache], count: int, layer: int, message: str
+) -> None:
+    cache = make()
+    cache.write(0, 0, *tokens(31, 8))
+    before = contents(cache)
+    with pytest.raises(UsageError) as failure:
+        cache.evict(count, layer)
+    assert str(failure.value).startswith(message)
+    assert contents(cache) == before
