@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import case
 
 torch = pytest.importorskip("torch", reason="needs the extra tqtool[hf]")
 
@@ -76,8 +77,9 @@ def test_every_cache_is_in_both_settings_and_the_control_is_zero(answered: dict[
 def test_the_first_chunk_is_exact_where_only_the_past_is_quantized(answered: dict[str, Any]) -> None:
     for row in answered["rows"][1:]:
         first, *rest = row["kl_quarters"]  # the first quarter is the first chunk
-        assert (first == 0) == (row["setting"] == "past-only")
-        assert all(value > 0 for value in rest)
+        with case(config=row["config"], setting=row["setting"]):
+            assert (first == 0) == (row["setting"] == "past-only")
+            assert all(value > 0 for value in rest)
 
 
 def row_of(document: dict[str, Any], config: str, setting: str) -> dict[str, Any]:
@@ -126,14 +128,16 @@ def test_an_evaluation_comes_back_from_its_file(folder: Path, answered: dict[str
     text, page = evaluation_text(evaluation, terminal=False), evaluation_html(evaluation)
     markdown = evaluation_markdown(evaluation)
     for setting in answered["settings"].values():
-        assert setting in text
-        for rendering in (page, markdown):
-            assert setting[1:] in rendering
+        with case(setting=setting):
+            assert setting in text
+            assert setting[1:] in page
+            assert setting[1:] in markdown
     assert "://" not in page
     assert "<script" not in page
     for row in answered["rows"]:
         cell = f"{row['kl']:.4f}" if 0 < row["kl"] < 0.1 else "0" if row["kl"] == 0 else f"{row['kl']:.3f}"
-        assert all(cell in rendering for rendering in (text, page, markdown))
+        with case(cell=cell):
+            assert all(cell in rendering for rendering in (text, page, markdown))
 
 
 BAD_FILES = {
@@ -222,8 +226,9 @@ def test_needles_lie_evenly_and_their_answers_stand_where_they_are_said_to() -> 
     text = tokenizer.decode(hay.ids)
     assert hay.depths == (1 / 6, 0.5, 5 / 6)
     for place, code, answer in zip(PLACES, CODES, hay.answers, strict=False):
-        assert text.count(f"The secret number of {place} is {code}") == 2
-        assert tokenizer.decode([hay.ids[i] for i in answer]).strip() == str(code)
+        with case(place=place):
+            assert text.count(f"The secret number of {place} is {code}") == 2
+            assert tokenizer.decode([hay.ids[i] for i in answer]).strip() == str(code)
     places = [text.index(place) for place in PLACES[:3]]
     assert places == sorted(places)
     assert [hay.ids.count(token) >= filler.count(token) for token in set(filler)] == [True] * len(set(filler))
