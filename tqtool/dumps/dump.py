@@ -6,7 +6,6 @@ candidates.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,14 +19,13 @@ from numpy.typing import NDArray
 from tqtool.dumps.arrays import ArraySource
 from tqtool.dumps.claims import check_claims, refuse_unmeasurable
 from tqtool.dumps.entries import PLURAL, Entry, gather, identify, only_array, split
-from tqtool.dumps.inputs import Input, InputFile, is_folder
+from tqtool.dumps.inputs import Input, is_folder, sha256_of
 from tqtool.dumps.latents import LatentArrays, check_latent, open_latents
 from tqtool.dumps.layouts import by_layer, check_layout, infer_layout, other_reading
 from tqtool.dumps.manifest import AttentionClaims, Manifest, find_manifest
 from tqtool.dumps.names import Kind, meaning
 from tqtool.errors import InputError, UsageError
 from tqtool.files import STREAM, FilePath
-from tqtool.rawfiles import COPY_BLOCK
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +81,7 @@ class Dump:
     manifest: Manifest
     notes: tuple[str, ...]  # what was taken for what, what was ignored
     sources: tuple[ArraySource, ...]
+    unread: tuple[str, ...]  # names of arrays that tell no kind
 
     def inputs(self) -> tuple[Input, ...]:
         """Return every array with the SHA-256 of its file, which is read for it."""
@@ -91,15 +90,8 @@ class Dump:
         for path, origin in origins.items():
             with origin() as file:
                 file.seek(0)
-                hashes[path] = _digest(file)
+                hashes[path] = sha256_of(file)
         return tuple(Input(s.path, hashes[s.path], s.shape, s.dtype) for s in self.sources)
-
-
-def _digest(file: InputFile) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(COPY_BLOCK):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def sample_dump_path() -> Path:
@@ -148,6 +140,7 @@ def load_dump(
         named = {kind: path for kind, path in given.items() if path is not None}
         found = [(replace(only_array(path, dtype), name=kind), kind) for kind, path in named.items()]
         notes: list[str] = []
+        unread: tuple[str, ...] = ()
         manifest, name = find_manifest(Path(k).parent), str(k)
         said = [meaning(Path(source.path).stem) for source, _ in found]
         # A manifest by layers is of use only where the name tells the layer; else one file is a layer or a stack.
@@ -163,7 +156,8 @@ def load_dump(
         expected = {file for files in manifest.latents.values() for file in files.values()}
         sources, notes = gather(paths, dtype, expected)
         entries = identify(sources, notes, name)
-    return _assemble(name, entries, manifest, notes, layout, open_latents(manifest, dtype))
+        unread = tuple(source.name for source in sources if meaning(source.name).kind is None)
+    return _assemble(name, entries, manifest, notes, unread, layout, open_latents(manifest, dtype))
 
 
 def _assemble(
@@ -171,6 +165,7 @@ def _assemble(
     entries: list[Entry],
     manifest: Manifest,
     notes: list[str],
+    unread: tuple[str, ...],
     layout: str | None,
     latents: Mapping[int, LatentArrays],
 ) -> Dump:
@@ -208,7 +203,7 @@ def _assemble(
         notes.insert(1, f"{manifest.path}: read")
     sources = [entry.source for entry in entries]
     sources += [source for each in latents.values() for source in (each.latent, each.rope_key, each.kv_b)]
-    return Dump(name, layers, manifest, tuple(notes), tuple(sources))
+    return Dump(name, layers, manifest, tuple(notes), tuple(sources), unread)
 
 
 def _latent_layer(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import hashlib
 import os
 import stat
 import sys
@@ -20,7 +21,7 @@ from typing import IO
 
 from tqtool.errors import InputError, TqError
 from tqtool.files import STREAM, FilePath, naming_temporary
-from tqtool.rawfiles import WholeFile, copy_bytes, unnamed_temporary
+from tqtool.rawfiles import COPY_BLOCK, WholeFile, copy_bytes, unnamed_temporary
 
 Opened = contextlib.AbstractContextManager["InputFile"]
 Opener = Callable[[], Opened]
@@ -285,3 +286,11 @@ def _edits(a: str, b: str) -> int:
         for j, y in enumerate(b, 1):
             before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (x != y))
     return row[-1]
+
+
+def sha256_of(file: InputFile) -> str:
+    """Return the SHA-256 of what is left to read, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    while block := file.read(COPY_BLOCK):
+        digest.update(block)
+    return digest.hexdigest()

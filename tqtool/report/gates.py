@@ -69,6 +69,7 @@ LEVELS: Mapping[Level, tuple[Limit, ...]] = {
         },
     ),
 }
+MIN_KEYS, MIN_QUERIES = 64, 64  # fewer carry no level: docs/gates.md says how that was measured
 GRAVITY: tuple[Status, ...] = ("error", "fail", "unverified", "pass")  # the gravest first
 NOT_APPLICABLE = {"top1_decisive", "distortion_ratio"}  # without a value there is nothing to hold against a limit
 REGRESSION = ("kl", "kl_worst", "v_readout_err", "v_readout_err_worst", "rel_err", "rel_err_worst")
@@ -151,6 +152,16 @@ def _known(name: str) -> str:
     return name
 
 
+def too_little(source: Source) -> str:
+    """Return why a source is too small for a level, or "": a few keys or queries look better than a model is."""
+    keys, queries = source.fewest_keys, source.fewest_queries
+    if keys is not None and keys < MIN_KEYS:
+        return f"queries see {keys} key{'s' * (keys != 1)} at most; {MIN_KEYS} are needed for a level"
+    if queries is not None and queries < MIN_QUERIES:
+        return f"a layer has {queries} quer{'y' if queries == 1 else 'ies'}; {MIN_QUERIES} are needed for a level"
+    return ""
+
+
 def check_row(row: Row, source: Source, limits: Sequence[Limit]) -> tuple[Check, ...]:
     """Hold one row against the limits, in their order."""
     return tuple(_check(row, source, limit) for limit in limits)
@@ -161,18 +172,22 @@ def _check(row: Row, source: Source, limit: Limit) -> Check:
     summary = row.metrics[name]
     measured, where = limit_value(row, limit)
     status: Status
-    reason = ""
+    reason, little = "", too_little(source)
     if math.isnan(measured):
         status, reason = ("pass" if name in NOT_APPLICABLE else "fail"), summary.reason
     elif not (measured >= limit.value if limit.relation == ">=" else measured <= limit.value):
         status = "fail"
     elif suffix in ("_p01", "_p99") and summary.tail_percent != 1:
         status, reason = "unverified", f"{summary.count} queries; 500 are needed for a 1 % tail"
+    elif little:
+        status, reason = "unverified", little
     elif source.query_source == "proxy":
         status, reason = "unverified", "queries are missing, keys stood in for them"
     else:
         status = "pass"
-    return Check(row.source, row.config, limit.metric, limit.relation, measured, limit.value, status, where, reason)
+    return Check(
+        row.source, row.config, limit.metric, limit.relation, measured, limit.value, status, where, reason, summary.worst
+    )
 
 
 def limit_value(row: Row, limit: Limit) -> tuple[float, str]:
@@ -194,7 +209,12 @@ def _measured(summary: Summary, suffix: str, relation: Relation) -> tuple[float,
 
 
 def reached(row: Row, source: Source) -> tuple[Level, tuple[str, ...]]:
-    """Return the best level whose conditions hold (tails of too few queries count) and what the next one misses."""
+    """Return the best level whose conditions hold (tails of too few queries count) and what the next one misses.
+
+    Too few keys or queries reach none.
+    """
+    if row.kind != "control" and (little := too_little(source)):
+        return "none", (little,)
     misses: tuple[str, ...] = ()
     for level, limits in LEVELS.items():
         failed = [check for check in check_row(row, source, limits) if check.status == "fail"]
@@ -221,6 +241,8 @@ def verdict(row: Row, source: Source) -> str:
         return "control: exact"
     if row.status == "error":
         return "not engaged: nothing was quantized"
+    if little := too_little(source):
+        return f"UNVERIFIED: {little}"
     unverified = " (UNVERIFIED: proxy queries)" if source.query_source == "proxy" else ""
     if source.kind == "synthetic" or source.iid:
         what = "synthetic data" if source.kind == "synthetic" else "data that look independent and Gaussian"
@@ -280,8 +302,9 @@ def against_baseline(report: Sequence[Row], earlier: Report, allowed: float) -> 
                 raise InputError(f"the baseline report has no {name} of {row.config}", code="baseline")
             measured, where = _measured(row.metrics[name], suffix, "<=")
             limit = _measured(known[name], suffix, "<=")[0] * (1 + allowed)
-            status: Status = "pass" if measured <= limit else "fail"
-            checks.append(Check(row.source, row.config, metric, "<=", measured, limit, status, where, "baseline"))
+            status: Status = "fail" if not measured <= limit else "unverified" if row.status == "unverified" else "pass"
+            worst = row.metrics[name].worst
+            checks.append(Check(row.source, row.config, metric, "<=", measured, limit, status, where, "baseline", worst))
     return checks
 
 

@@ -213,6 +213,8 @@ class Source:
     model: str = ""  # its name, where a manifest tells it
     model_layers: int | None = None  # of the model, measured or not
     context: int | None = None  # tokens at which sizes are priced; None: the dump's own
+    fewest_keys: int | None = None  # of the layer whose queries see fewest, and of the layer with fewest queries, all
+    fewest_queries: int | None = None  # heads together: too few carry no level
     queries_left_out: int = 0  # of a query head, all layers: some of their keys are no longer stored
 
 

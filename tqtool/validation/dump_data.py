@@ -14,6 +14,7 @@ from tqtool.dumps.dump import Dump, DumpLayer
 from tqtool.dumps.inputs import Input
 from tqtool.dumps.manifest import WITHOUT_CACHE
 from tqtool.dumps.slots import Span, refuse_empty_slots
+from tqtool.dumps.unread import refuse_unread
 from tqtool.errors import InputError
 from tqtool.report.model import LayerFacts
 from tqtool.validation.dataset import Arrays, Dataset, as_float32
@@ -38,6 +39,7 @@ def from_dump(
             hint="capture the queries of every layer, or of none",
         )
     valid = tokens or dump.manifest.valid_tokens
+    refuse_unread(shown, dump.unread, dump.manifest, tokens_told=valid is not None)
     if valid is None:
         refuse_empty_slots(shown, dump.layers)
     spans = [_span(shown, layer, valid) for layer in dump.layers]

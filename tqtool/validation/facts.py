@@ -63,6 +63,8 @@ def source_of(measured: Measured, params: Params) -> Source:
         model=data.model,
         model_layers=data.model_layers,
         context=measured.context,
+        fewest_keys=min(max(r.keys_seen for r in results if r.layer == layer) for layer in data.layers),
+        fewest_queries=min(sum(len(r.positions) for r in results if r.layer == layer) for layer in data.layers),
         queries_left_out=sum(left_out(facts) for facts in data.facts),
     )
 

@@ -57,6 +57,7 @@ class HeadResult:
     queries: Mapping[Pair, Mapping[str, Float64Array]]  # per query; ("", "") holds what needs no configuration
     storage: Mapping[Pair, Mapping[str, float]]  # per head: ("4", "") for a key coder, ("", "2") for a value coder
     facts: Mapping[str, float]  # of the data alone: sizes, key offset, zero vectors
+    keys_seen: int  # by the query that sees most
     overflow: frozenset[str]  # coders that gave back what is not finite; their numbers mean nothing
 
 
@@ -100,7 +101,7 @@ def measure_head(unit: Head, seed: int, *, plan: Plan) -> HeadResult:
         storage["", name] = _storage("v", v, values[name], expected)
     overflow = key_overflow | value_overflow
     positions = unit.positions + unit.facts.first_token
-    return HeadResult(unit.layer, unit.head, positions, queries, storage, _facts(unit), overflow)
+    return HeadResult(unit.layer, unit.head, positions, queries, storage, _facts(unit), _most_seen(unit), overflow)
 
 
 def values_per_query(head: Head, plan: Plan) -> int:
@@ -257,6 +258,12 @@ def _storage(side: str, exact: Float64Array, restored: Float64Array, expected: f
         f"{side}_cos": metrics.mean(metrics.cosine(exact, restored)),
         f"{side}_norm_ratio": metrics.mean(metrics.norm_ratio(exact, restored)),
     }
+
+
+def _most_seen(unit: Head) -> int:
+    last = int(unit.positions[-1])
+    seen = seen_keys(unit.facts, unit.positions[-1:], last + 1)
+    return len(unit.k) if seen is None else int(np.count_nonzero(seen))
 
 
 def _facts(unit: Head) -> dict[str, float]:

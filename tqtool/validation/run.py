@@ -24,7 +24,7 @@ from tqtool.errors import BugError, InputError, UsageError
 from tqtool.escapes import sayable
 from tqtool.parallel import ordered_map
 from tqtool.report.aggregate import clusters
-from tqtool.report.gates import decide, reached, verdict
+from tqtool.report.gates import decide, reached, too_little, verdict
 from tqtool.report.model import LayerValues, Notice, Recommendation, Report, Row, Source
 from tqtool.report.params import Params
 from tqtool.report.prompts import over_prompts
@@ -183,7 +183,7 @@ def validate(
         layers += layers_of(measured)
         warnings += warnings_of(measured, source, params) + cross_check(found)
         inputs += data.inputs
-        if params.recommend_widths and data.kind == "dump":
+        if params.recommend_widths and data.kind == "dump" and not too_little(source):
             recommendations.append(recommended(measured, params))
     report = Report(
         tool=f"tqtool {__version__}",
@@ -211,7 +211,7 @@ def judged(rows: Sequence[Row], source: Source) -> list[Row]:
     for row in rows:
         level, misses = reached(row, source)
         status = row.status
-        if status == "pass" and source.query_source == "proxy" and row.kind != "control":
+        if status == "pass" and row.kind != "control" and (source.query_source == "proxy" or too_little(source)):
             status = "unverified"
         known = replace(row, level="none" if status == "error" else level, misses=misses, status=status)
         known = replace(known, verdict=verdict(known, source), pareto=not any(beats(o, row) for o in rows))

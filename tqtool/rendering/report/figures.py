@@ -184,24 +184,6 @@ def rows_of(report: Report, source: Source) -> list[Row]:
     return by_cost(row for row in report.rows if row.source == source.name)
 
 
-def data_parts(source: Source) -> list[str]:
-    """Return what was measured: sizes, queries, mask, score scale, sharpness of attention."""
-    layers = plural(len(source.layers), "layer")
-    queries = {
-        "captured": f"{plural(source.query_heads, 'query head')} × {plural(source.queries, 'query')}",
-        "proxy": "no queries: keys stand in for them",
-        "synthetic": f"{plural(source.query_heads, 'query head')} × {plural(source.queries, 'query')}",
-    }[source.query_source]
-    n_eff = f"n_eff {source.n_eff_low:.3g}–{source.n_eff_high:.3g}"
-    return [
-        f"{layers} × {plural(source.kv_heads, 'KV head')} × {plural(source.tokens, 'token')} × dim {source.dim}",
-        queries,
-        "causal" if source.causal else "not causal",
-        f"scale {source.scale:.4g}",
-        n_eff,
-    ]
-
-
 def option_parts(report: Report) -> list[str]:
     """Return the codec options: law, scale rule, metadata, seeds and whatever is not the default."""
     p = report.params

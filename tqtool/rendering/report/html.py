@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from tqtool.rendering.report import figures, over_prompts
+from tqtool.rendering.report.data import data_parts
 from tqtool.rendering.report.figures import figure, summary
 from tqtool.rendering.report.plot import pareto_panel
 from tqtool.rendering.report.specification import compared_sources
@@ -114,7 +115,7 @@ def _source(report: Report, source: Source, gated: bool, *, binned: bool) -> dic
     return {
         "source": source,
         "compared": source in compared_sources(report),
-        "parts": figures.data_parts(source),
+        "parts": data_parts(source),
         "rows": rows,
         "stored": stored,
         "keys": [figures.verdict_key(row, gated=gated) for row in rows],

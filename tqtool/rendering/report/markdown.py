@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from tqtool.rendering.report import figures, over_prompts
+from tqtool.rendering.report.data import data_parts
 from tqtool.rendering.report.figures import figure
 from tqtool.report.gates import split_metric
 from tqtool.report.model import METRICS, Recommendation, Report, Row, Source
@@ -54,7 +55,7 @@ def _blocks(report: Report, gated: bool) -> list[tuple[str, str]]:
     """Return the named parts in order of importance of their kind."""
     blocks = []
     for source in report.sources:
-        line = " · ".join(figures.data_parts(source))
+        line = " · ".join(data_parts(source))
         table = _table(HEADER, [_cells(row, gated) for row in figures.rows_of(report, source)])
         blocks.append((f"the table of {source.name}", f"**{escape(source.name)}**: {escape(line)}\n\n{table}"))
     if report.prompts:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tqtool.rendering.report import figures, over_prompts
+from tqtool.rendering.report.data import data_parts
 from tqtool.rendering.report.figures import figure
 from tqtool.rendering.report.specification import FOOTNOTE, compared_sources, specification_table
 from tqtool.rendering.tables import Column, table_text
@@ -111,7 +112,7 @@ def _wrap(text: str, width: int | None, style: Callable[[str], str] = str, inden
 
 
 def _heading(source: Source, width: int | None, paint: Paint) -> str:
-    lines = [paint("bold")(source.name), _flow(figures.data_parts(source), width)]
+    lines = [paint("bold")(source.name), _flow(data_parts(source), width)]
     if source.kind == "synthetic":
         lines.append(_wrap(figures.SYNTHETIC, width, paint("dim")))
     return "\n".join(lines)
