@@ -12,6 +12,7 @@ import pytest
 from loops import case
 
 from tqtool.errors import InputError, UsageError
+from tqtool.report.gate_files import load_limits
 from tqtool.report.gates import (
     LEVELS,
     Limit,
@@ -21,7 +22,6 @@ from tqtool.report.gates import (
     decide,
     describe,
     gated_rows,
-    load_limits,
     parse_limits,
     reached,
     split_metric,

@@ -64,7 +64,7 @@ def test_without_arguments_the_sample_and_the_specifications_sets_are_shown(tqto
     assert time.monotonic() - begun < 60  # 2 s on a quiet machine; the promise is 10
     assert result.stderr == ""
     assert "sample" in result.stdout
-    assert "2 layers × 3 KV heads × 1,024 tokens" in result.stdout
+    assert "2 of 30 layers × 3 KV heads × 1,024 tokens" in result.stdout
     table = result.stdout.split("specification's table")[1].splitlines()[2:8]
     lines = {line.split()[0]: line.split()[1:] for line in table}
     # for both sets the specification's figure, theory where there is one, ours

@@ -276,7 +276,7 @@ def test_the_recent_window_follows_each_query() -> None:
     data = small(tokens=40, queries=40)
     assert validate([data], Params(("K2/V2",), residual_window=40)).rows[1].status == "error"
     almost = validate([data], Params(("K2/V2",), residual_window=39)).rows[1]
-    assert almost.status == "pass"
+    assert almost.status != "error"
     assert almost.buckets[-1].values["rel_err"] > 1e-3  # the last query reads the first key from its code
     assert all(bucket.values["rel_err"] < 1e-12 for bucket in almost.buckets[:-1])
 
@@ -420,7 +420,7 @@ def test_the_attention_scale_is_the_factor_of_every_score() -> None:
 
 
 def test_an_untouched_side_is_exact_and_has_no_distortion_to_judge() -> None:
-    row = validate([small()], Params(("K16/V3",))).rows[1]
+    row = validate([small(tokens=80, queries=40)], Params(("K16/V3",))).rows[1]
     assert row.status == "pass"
     assert row.metrics["kl"].max == 0
     assert row.metrics["rel_err"].mean == row.metrics["v_readout_err"].mean

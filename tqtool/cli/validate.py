@@ -238,7 +238,8 @@ def asked_limits(
     gate: GateName, path: Path | None, minimum: Sequence[str], maximum: Sequence[str]
 ) -> tuple[str, tuple[Limit, ...]]:
     """Return the gate's name and its limits: a level, then a file, then single conditions."""
-    from tqtool.report.gates import LEVELS, load_limits, parse_limits
+    from tqtool.report.gate_files import load_limits
+    from tqtool.report.gates import LEVELS, parse_limits
 
     names: list[str] = [] if gate == "none" else [gate]
     limits = () if gate == "none" else LEVELS[gate]

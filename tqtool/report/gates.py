@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from tqtool.errors import InputError, UsageError
-from tqtool.escapes import parser_reason
 from tqtool.report.model import METRICS, Check, Gate, Level, Report, Row, Source, Status, Summary
 
 Relation = Literal[">=", "<="]
@@ -92,46 +88,8 @@ def parse_limits(texts: Iterable[str], relation: Relation) -> tuple[Limit, ...]:
         if not math.isfinite(value):
             option = "--min" if relation == ">=" else "--max"
             raise UsageError(f"{option} {text}: need METRIC=NUMBER", code="usage", hint="for example cos_p01=0.9")
-        found.append(Limit(_known(metric.strip()), relation, value))
+        found.append(Limit(known_metric(metric.strip()), relation, value))
     return tuple(found)
-
-
-MAX_GATE_FILE = 1 << 20  # bytes; a device may have no end
-
-
-def load_limits(path: Path) -> tuple[Level, tuple[Limit, ...]]:
-    """Read a gate file, TOML or JSON: `level = "balanced"` and tables `min` and `max` of metric = number."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_GATE_FILE).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}", code="gate-config", path=str(path)) from error
-    try:
-        plain = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{path}: neither TOML nor JSON: {parser_reason(error)}", code="gate-config", path=str(path)
-        ) from error
-    level = plain.pop("level", "none")
-    limits: list[Limit] = []
-    tables: tuple[tuple[str, Relation], ...] = (("min", ">="), ("max", "<="))
-    for key, relation in tables:
-        table = plain.pop(key, {})
-        if not isinstance(table, dict) or not all(_is_number(value) for value in table.values()):
-            raise InputError(f"{path}: {key} must be a table of numbers", code="gate-config", path=str(path))
-        limits += [Limit(_known(metric), relation, float(value)) for metric, value in table.items()]
-    if not plain and level == "none" and not limits:
-        hint = 'write level = "balanced", or conditions under [min] and [max]'
-        raise InputError(f"{path}: holds no limits", code="gate-config", hint=hint, path=str(path))
-    if plain or level not in (*LEVELS, "none"):
-        unknown = next(iter(plain)) if plain else f"level {level!r}"
-        hint = "a gate file has level, [min] and [max]"
-        raise InputError(f"{path}: {unknown} is not known", code="gate-config", hint=hint, path=str(path))
-    return cast(Level, level), tuple(limits)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def split_metric(name: str) -> tuple[str, str]:
@@ -142,7 +100,8 @@ def split_metric(name: str) -> tuple[str, str]:
     return name, ""
 
 
-def _known(name: str) -> str:
+def known_metric(name: str) -> str:
+    """Return the name of a metric, with or without suffix. Raises `UsageError` for another."""
     if split_metric(name)[0] not in METRICS:
         raise UsageError(
             f"no metric {name!r}",
@@ -185,9 +144,8 @@ def _check(row: Row, source: Source, limit: Limit) -> Check:
         status, reason = "unverified", "queries are missing, keys stood in for them"
     else:
         status = "pass"
-    return Check(
-        row.source, row.config, limit.metric, limit.relation, measured, limit.value, status, where, reason, summary.worst
-    )
+    facts = (limit.metric, limit.relation, measured, limit.value, status, where, reason, summary.worst)
+    return Check(row.source, row.config, *facts)
 
 
 def limit_value(row: Row, limit: Limit) -> tuple[float, str]:
@@ -302,9 +260,12 @@ def against_baseline(report: Sequence[Row], earlier: Report, allowed: float) -> 
                 raise InputError(f"the baseline report has no {name} of {row.config}", code="baseline")
             measured, where = _measured(row.metrics[name], suffix, "<=")
             limit = _measured(known[name], suffix, "<=")[0] * (1 + allowed)
-            status: Status = "fail" if not measured <= limit else "unverified" if row.status == "unverified" else "pass"
+            judged: Status = "unverified" if row.status == "unverified" else "pass"
+            status = judged if measured <= limit else "fail"
             worst = row.metrics[name].worst
-            checks.append(Check(row.source, row.config, metric, "<=", measured, limit, status, where, "baseline", worst))
+            checks.append(
+                Check(row.source, row.config, metric, "<=", measured, limit, status, where, "baseline", worst)
+            )
     return checks
 
 

@@ -10,7 +10,7 @@ from tqtool.codec.codebook import lloyd_max
 from tqtool.codec.terms import MAX_BITS, UNTOUCHED
 from tqtool.health import FLOAT16_MAX, LARGE_OFFSET
 from tqtool.report.aggregate import layer_name
-from tqtool.report.gates import limit_of
+from tqtool.report.gates import limit_of, too_little
 from tqtool.report.model import Notice, Recommendation, Row, Source
 from tqtool.report.params import Params
 from tqtool.validation.coders import SidePlan, head_bytes, side_plan, unfit_dim
@@ -95,6 +95,10 @@ def warnings_of(measured: Measured, source: Source, params: Params) -> list[Noti
     if source.query_source == "proxy":
         text = "no queries: keys stand in for them, every verdict is UNVERIFIED; capture queries too"
         found.append(Notice("proxy-queries", text, source.name))
+    if little := too_little(source):
+        found.append(
+            Notice("too-little", f"no level, no gate and no recommendation from so little: {little}", source.name)
+        )
     if source.key_offset_worst > LARGE_OFFSET:
         text = (
             f"keys share one constant vector with {source.key_offset:.0%} of their energy (median head; "
