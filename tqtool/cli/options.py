@@ -133,6 +133,16 @@ def parse_layers(text: str, layers: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def parse_span(option: str, text: str | None) -> tuple[int, int] | None:
+    """Read A:B, the first number and one past the last."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,12}):(\d{1,12})", text.strip(), re.ASCII)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise UsageError(f"{option} {text!r}: need A:B with A below B, as in 0:300", code="usage")
+    return int(match[1]), int(match[2])
+
+
 def parse_rules(text: str) -> tuple[ScaleRule, ScaleRule]:
     """Read one scale rule for both sides, or two for keys and values."""
     parts = [part.strip() for part in text.split(",")]

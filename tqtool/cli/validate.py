@@ -28,6 +28,7 @@ from tqtool.cli.options import (
     integers,
     parse_layers,
     parse_rules,
+    parse_span,
 )
 from tqtool.cli.repeat import next_command, reproduce
 from tqtool.cli.report import Outputs, check_outputs, format_of, print_report, read_report, write_outputs
@@ -75,6 +76,13 @@ def validate(
         float | None, typer.Option(help="Factor of the scores; else the manifest's or 1/sqrt(dim).")
     ] = None,
     window: Annotated[int | None, typer.Option(min=1, help="Sliding window of the model, in tokens.")] = None,
+    softcap: Annotated[float | None, typer.Option(help="Soft cap of the scores; else the manifest's or none.")] = None,
+    tokens: Annotated[
+        str | None, typer.Option(metavar="A:B", help="Positions that hold tokens, B excluded: not padding, not unused.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens to price at; else the model's context or the dump's length.")
+    ] = None,
     seeds: Annotated[str, typer.Option(metavar="LIST", help="Rotation seeds, comma list.")] = "0",
     max_queries: Annotated[int | None, typer.Option(min=1, help="Queries of each head, evenly spaced.")] = None,
     center_keys: Annotated[bool, typer.Option("--center-keys", help="Store keys less their mean.")] = False,
@@ -141,7 +149,10 @@ def validate(
     if max_regress is not None and baseline is None:
         raise UsageError("--max-regress has no meaning without --baseline", code="usage")
     rules = parse_rules(scale_rule)
-    data = datasets(dump or [], k, v, q, layout=layout, dtype=dtype, synthetic=synthetic, causal=causal)
+    span = parse_span("--tokens", tokens)
+    data = datasets(dump or [], k, v, q, layout=layout, dtype=dtype, synthetic=synthetic, causal=causal, tokens=span)
+    if span and all(one.kind == "synthetic" for one in data):
+        raise UsageError("--tokens has no meaning without a dump", code="usage")
     if (limits or baseline) and any(one.proxies for one in data):
         bad = next(one for one in data if one.proxies)
         raise InputError(
@@ -162,6 +173,9 @@ def validate(
         causal=causal,
         window=window,
         attention_scale="" if attention_scale is None else repr(attention_scale),
+        softcap=softcap,
+        tokens=span or (),
+        context=context,
         max_queries=max_queries,
         center_keys=center_keys,
         center_values=center_values,
@@ -205,6 +219,7 @@ def datasets(
     dtype: str | None,
     synthetic: str | None,
     causal: bool | None,
+    tokens: tuple[int, int] | None,
 ) -> list[Dataset]:
     """Open what was asked for: dumps first, then synthetic sets."""
     from tqtool.dumps.dump import load_dump, load_dumps, sample_dump_path
@@ -221,11 +236,11 @@ def datasets(
             if one
             else load_dumps(dump, layout=layout, dtype=dtype)
         )
-        found += [from_dump(each, causal=causal) for each in opened]
+        found += [from_dump(each, causal=causal, tokens=tokens) for each in opened]
     elif layout is not None or dtype is not None:
         raise UsageError("--layout and --dtype have no meaning without a dump", code="usage")
     elif synthetic is None:
-        found.append(from_dump(load_dump(sample_dump_path()), name="sample", causal=causal))
+        found.append(from_dump(load_dump(sample_dump_path()), name="sample", causal=causal, tokens=tokens))
     names: tuple[str, ...] = () if asked else DEFAULT
     if synthetic is not None:
         names = tuple(PURPOSE) if synthetic == "all" else tuple(n.strip() for n in synthetic.split(",") if n.strip())

@@ -183,14 +183,22 @@ def reached(row: Row, source: Source) -> tuple[Level, tuple[str, ...]]:
 
 
 def describe(check: Check) -> str:
-    """Return "kl_p99 0.31 > 0.2 at L20.H1"."""
+    """Return "kl 0.033 > 0.03 (worst L19.H1: 0.0877)"; a worst head's own figure is "at" that head."""
     if math.isnan(check.measured):
         return f"{check.metric} not measured ({check.reason})"
     if check.status == "unverified":
         return f"{check.metric} UNVERIFIED ({check.reason})"
     sign = {">=": "<", "<=": ">"}[check.relation]
-    where = f" at {check.where}" if check.where else ""
+    own = split_metric(check.metric)[1] == "_worst"
+    where = f" at {check.where}" if own and check.where else f" ({place})" if (place := worst_place(check)) else ""
     return f"{check.metric} {check.measured:.4g} {sign} {check.limit:g}{where}"
+
+
+def worst_place(check: Check) -> str:
+    """Return the head to look at, with its own mean where the check is of another figure: "worst L19.H1: 0.0877"."""
+    if not check.where or split_metric(check.metric)[1] == "_worst":
+        return check.where
+    return f"worst {check.where}" + ("" if math.isnan(check.worst) else f": {check.worst:.4g}")
 
 
 def verdict(row: Row, source: Source) -> str:

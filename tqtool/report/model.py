@@ -128,7 +128,7 @@ class Row:
     level: Level  # the highest gate level whose conditions all hold
     status: Status  # "unverified" from proxy queries, "error" when nothing was quantized
     verdict: str  # the words to print
-    misses: tuple[str, ...]  # why not one level better: "kl_p99 0.31 > 0.2 at L20.H1"
+    misses: tuple[str, ...]  # why not one level better: "kl_p99 0.31 > 0.2 (worst L20.H1: 0.09)"
     pareto: bool  # no other row of the source beats it in bits_per_value, kl and v_readout_err
     metrics: Mapping[str, Summary]
     predicted: Mapping[str, float]  # theory beside the same ids: "cos", "sigma_a", "v_readout_err"

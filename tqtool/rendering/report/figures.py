@@ -235,7 +235,7 @@ def headline(report: Report) -> str:
 
 
 def shortfall(row: Row) -> str:
-    """Return why a row is not one level better: "not balanced: kl 0.027 > 0.02 at L29.H0", or ""."""
+    """Return why a row is not one level better: "not balanced: kl 0.027 > 0.02 (worst L29.H0: 0.1)", or ""."""
     if not row.misses or row.level == "strict" or row.kind == "control":
         return ""
     return f"not {LEVELS[LEVELS.index(row.level) - 1]}: {row.misses[0]}"

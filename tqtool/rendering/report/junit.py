@@ -8,6 +8,7 @@ import math
 import re
 from xml.etree import ElementTree
 
+from tqtool.report.gates import worst_place
 from tqtool.report.model import Check, Report, Row, Source
 
 # XML 1.0 has no way to write these, escaped or not.
@@ -57,7 +58,8 @@ def _case(check: Check) -> ElementTree.Element:
     )
     missed = "<" if check.relation == ">=" else ">"
     message = f"{check.metric} {check.measured:.4g} {missed} {check.limit:g}"
-    where = f"{check.config} at {check.where}" if check.where else check.config
+    place = worst_place(check)
+    where = f"{check.config}, {place}" if place else check.config
     if check.status == "fail":
         ElementTree.SubElement(case, "failure", message=_text(message), type="limit").text = _text(
             check.reason or where

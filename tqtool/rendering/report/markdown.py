@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from tqtool.rendering.report import figures, over_prompts
 from tqtool.rendering.report.data import data_parts
 from tqtool.rendering.report.figures import figure
-from tqtool.report.gates import split_metric
+from tqtool.report.gates import split_metric, worst_place
 from tqtool.report.model import METRICS, Recommendation, Report, Row, Source
 
 MARKER = "<!-- tqtool:report -->"
@@ -105,7 +105,7 @@ def _checks(report: Report) -> str:
         measured = figure(c.measured, split_metric(c.metric)[0])
         verdict = f"{figures.SYMBOLS[c.status]} {c.status}"
         rows.append(
-            [escape(c.config), f"{escape(c.metric)} {relation} {c.limit:g}", measured, escape(c.where), verdict]
+            [escape(c.config), f"{escape(c.metric)} {relation} {c.limit:g}", measured, escape(worst_place(c)), verdict]
         )
     missed = sum(check.status != "pass" for check in report.gate.checks)
     summary = f"{escape(figures.gate_title(report))}: {missed} of {figures.plural(len(rows), 'limit')} missed"
