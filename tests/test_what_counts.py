@@ -194,7 +194,7 @@ def test_one_token_passes_no_gate(tqtool: Run, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("context", [None, 1000])
 def test_a_recommendation_counts_what_a_row_counts(options: dict[str, Any], context: int | None) -> None:
-    params = Params(("K4/V4",), recommend_widths=(4,), budget=15.9, context=context, **options)
+    params = Params(("K4/V4",), recommend_widths=(4,), budget=10.0, context=context, **options)
     report = validate([from_arrays(*arrays())], params)
     assert_allclose(report.recommendations[0].bits_per_value, report.rows[1].bits_per_value, rtol=1e-12)
     tokens, exact = context or 80, options.get("residual_window", 0) + options.get("sink_tokens", 0)

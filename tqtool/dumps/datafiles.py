@@ -20,6 +20,7 @@ DUMP_FORMATS: tuple[DumpFormat, ...] = get_args(DumpFormat)
 LFS_MAGIC, LFS_LIMIT = b"version https:/", 1024  # the few lines that Git keeps in place of a large file
 RESTORED = ".restored"  # in the names of what `decompress` writes
 ARCHIVES = (".npz", ".safetensors")
+ARRAYS = (".npy", *ARCHIVES)
 TORCH_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save before it wrote zip archives
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tqtool.dumps.arrays import ArraySource
 from tqtool.dumps.claims import check_claims, refuse_unmeasurable
+from tqtool.dumps.datafiles import ARRAYS
 from tqtool.dumps.entries import PLURAL, Entry, gather, identify, only_array, split
 from tqtool.dumps.inputs import Input, is_folder, sha256_of
 from tqtool.dumps.latents import LatentArrays, check_latent, open_latents
@@ -154,9 +155,10 @@ def load_dump(
         first = Path(paths[0])
         manifest, name = find_manifest(first if is_folder(first) else first.parent), ", ".join(map(str, paths))
         expected = {file for files in manifest.latents.values() for file in files.values()}
-        sources, notes = gather(paths, dtype, expected)
+        sources, notes, others = gather(paths, dtype, expected)
         entries = identify(sources, notes, name)
         unread = tuple(source.name for source in sources if meaning(source.name).kind is None)
+        unread += tuple(Path(other).stem for other in others if other.endswith(ARRAYS))
     return _assemble(name, entries, manifest, notes, unread, layout, open_latents(manifest, dtype))
 
 

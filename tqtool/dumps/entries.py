@@ -43,10 +43,14 @@ def only_array(path: FilePath, dtype: str | None) -> ArraySource:
 
 def gather(
     paths: Sequence[FilePath], dtype: str | None, expected: Collection[str] = ()
-) -> tuple[list[ArraySource], list[str]]:
-    """Open the files and folders; a folder's other files are noted but for those that the manifest names."""
+) -> tuple[list[ArraySource], list[str], list[str]]:
+    """Open the files and folders; a folder's other files are noted but for those that the manifest names.
+
+    Returns the arrays, the notes, and the names of the other files.
+    """
     sources: list[ArraySource] = []
     notes: list[str] = []
+    others: list[str] = []
     for path in paths:
         if not is_folder(path):
             sources.extend(open_arrays(path, dtype=dtype))
@@ -54,10 +58,11 @@ def gather(
         chosen, ignored = folder_files(Path(path))
         if ignored := [other for other in ignored if other not in expected]:
             notes.append(f"{path}: ignored {listed(ignored)}")
+            others += ignored
         for member in chosen:
             if member.name not in expected:
                 sources.extend(open_arrays(member, dtype=dtype))
-    return sources, notes
+    return sources, notes, others
 
 
 def split(paths: Sequence[FilePath], dtype: str | None) -> list[tuple[FilePath, ...]]:
