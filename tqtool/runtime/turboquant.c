@@ -432,7 +432,7 @@ static void tq_set_digits(tq_side *side) {
 /* Copies the tables; false if they are not ascending, finite and free of the centroid 0. */
 static bool tq_set_side(tq_side *side, const fa_tq_table *table, int dim) {
     if (!table || !table->boundaries || !table->centroids || table->bits < 1 || table->bits > FA_TQ_MAX_BITS ||
-        table->scale_rule < FA_TQ_MATCH || table->scale_rule > FA_TQ_UNBIASED)
+        table->scale_rule < FA_TQ_MATCH || table->scale_rule >= FA_TQ_SCALE_RULES)
         return false;
     const size_t levels = (size_t)1 << table->bits;
     for (size_t k = 0; k < levels; k++) {
