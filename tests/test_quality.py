@@ -116,7 +116,7 @@ def test_a_gate_that_holds_exits_0_and_one_that_fails_exits_1_with_the_place(tqt
     assert bad.returncode == 1
     last = bad.stdout.strip().splitlines()[-1]
     assert "FAIL dump K2/V2" in last
-    assert "at L0" in last
+    assert "(worst L0" in last
     assert "<failure" in (dump.parent / "q.xml").read_text()
 
 
