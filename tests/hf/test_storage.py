@@ -62,7 +62,7 @@ def test_another_process_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
     cache = filled(model, **RULES)
     save_cache(cache, tmp_path / "prompt.tq.safetensors")
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]\n"
         "import numpy, torch; torch.set_num_threads(1)\n"
         "from test_storage import going_on, tiny_model\n"
         "from tqtool.hf import load_cache\n"

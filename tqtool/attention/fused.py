@@ -81,7 +81,7 @@ def chosen_attention(
 def _attend(q: FloatArray, keys: Stored, values: Stored, config: AttentionConfig, **how: Any) -> NDArray[np.float32]:
     """Hand everything over to the C runtime: codes, and the rows that are kept in float32."""
     sides = (
-        runtime.Side(side.encoded, side.exact, side.row_of[:, 0].astype(np.int32))
+        runtime.Side(side.encoded, np.ascontiguousarray(side.exact), side.row_of[:, 0].astype(np.int32))
         if side.protected
         else runtime.Side(side.encoded)
         for side in (keys, values)
