@@ -159,7 +159,7 @@ class Machine:
         for name in ("in/dump", "out", "tmp"):
             (template / name).mkdir(parents=True)
         place = template / "in"
-        k, v = rng.standard_normal((2, 2, 40, 64)).astype(np.float32)
+        k, v = rng.standard_normal((2, 2, 80, 64)).astype(np.float32)
         q = rng.standard_normal((4, 20, 64)).astype(np.float32)
         np.save(place / "k.npy", k)
         np.savez_compressed(place / "kv.npz", layer0_k=k, layer0_v=v, steps=np.arange(5))

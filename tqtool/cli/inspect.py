@@ -57,11 +57,7 @@ def inspect(
     opened = open_file(path, dtype=dtype, file=file)
     found = {}
     if health:
-        floats = [
-            source
-            for source in opened.arrays
-            if source.dtype in FLOAT_TYPES and len(source.shape) > 1 and source.shape[axis]
-        ]
+        floats = [source for source in opened.arrays if source.dtype in FLOAT_TYPES and len(source.shape) > 1]
         with output.progress("health", sum(source.nbytes for source in floats), unit_bytes=True) as advance:
             for source in floats:
                 found[source.name] = scan(vectors_last(source, axis=axis))

@@ -46,20 +46,20 @@ def read_npy(
             hint="np.save(path, np.asarray(x, dtype=np.float32)); arrays of several shapes: one name each",
             path=path,
         )
-    span = stored.itemsize * prod(max(size, 1) for size in shape)  # NumPy refuses it also where another size is 0
-    if stored.itemsize == 0 or stored.subdtype or len(shape) > MAX_AXES or span > MAX_BYTES:
-        raise InputError(
-            f"{label}: damaged NumPy header: no array has type {stored} and shape {shape}"[:MAX_MESSAGE],
-            code="not-npy",
-            hint="save the array again",
-            path=path,
-        )
     needs = header + stored.itemsize * prod(shape)
     if size < needs:
         raise InputError(
             f"{label}: holds {size} bytes, header promises {needs}",
             code="npy-truncated",
             hint="the copy or the program that wrote it was cut short; copy or save it again",
+            path=path,
+        )
+    span = stored.itemsize * prod(max(size, 1) for size in shape)  # NumPy refuses it also where another size is 0
+    if stored.itemsize == 0 or stored.subdtype or len(shape) > MAX_AXES or span > MAX_BYTES:
+        raise InputError(
+            f"{label}: damaged NumPy header: no array has type {stored} and shape {shape}"[:MAX_MESSAGE],
+            code="not-npy",
+            hint="save the array again",
             path=path,
         )
     if size > needs:

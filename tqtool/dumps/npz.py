@@ -99,7 +99,8 @@ class _Member:
         label = self._unpacked.label
         with _reporting(label), self._unpacked.opener() as file, zipfile.ZipFile(file) as archive:
             member = archive.getinfo(self._name)
-            free = shutil.disk_usage(tempfile.gettempdir()).free
+            with naming_temporary(label):
+                free = shutil.disk_usage(tempfile.gettempdir()).free
             if member.file_size > free:
                 raise OutputError(
                     f"{label}: no room to unpack {self._name!r} (needs {binary_size(member.file_size)}, "
