@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loops import case
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -153,8 +153,24 @@ def test_codes_do_not_depend_on_layout_type_container_blocks_or_threads(
     back = {"npy": np.load, "npz": lambda path: np.load(path)["x"]}.get(form, lambda path: load_file(path)["x"])(
         folder / f"back.{form}"
     )
-    assert back.dtype == np.dtype(kind).newbyteorder("<")
+    assert back.dtype == np.dtype(kind)  # the source's byte order too
     assert_array_equal(np.moveaxis(back, axis, -1), decode(expected).astype(back.dtype))
+
+
+def test_every_array_comes_back_in_its_own_byte_order(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {
+        "k": rng.standard_normal((3, 64)).astype(">f4"),
+        "steps": np.arange(5, dtype=">i4"),
+        "v": np.ones((3, 64), np.float32),
+    }
+    np.savez(tmp_path / "kv.npz", **arrays)
+    compress(tmp_path / "kv.npz", tmp_path / "kv.tq.safetensors")
+    decompress(tmp_path / "kv.tq.safetensors", tmp_path / "back.npz")
+    with np.load(tmp_path / "back.npz") as back:
+        assert {name: back[name].dtype.str for name in back} == {"k": ">f4", "steps": ">i4", "v": "<f4"}
+        assert_array_equal(back["steps"], arrays["steps"])
+        assert_allclose(back["k"].astype(np.float64), arrays["k"], atol=0.6)
 
 
 def test_same_bytes_for_any_threads(tmp_path: Path, x: AnyArray) -> None:
@@ -222,7 +238,7 @@ def test_bfloat16_bits(tmp_path: Path, x: AnyArray) -> None:
             codes = load_file(tmp_path / f"{name}.tq.safetensors")[f"{name}.codes"]
             assert_array_equal(codes, encode(bits, CodecSpec(64)).codes)
             decompress(tmp_path / f"{name}.tq.safetensors", tmp_path / "back.npy")
-            back = np.load(tmp_path / "back.npy").view(ml_dtypes.bfloat16)
+            back = np.load(tmp_path / "back.npy").astype("<u2").view(ml_dtypes.bfloat16)
             assert_array_equal(back.astype("f4"), restored(bits).astype(ml_dtypes.bfloat16).astype("f4"))
 
 

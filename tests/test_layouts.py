@@ -43,7 +43,8 @@ def axes(dump: Dump) -> tuple[int, int, int]:
         ((1, 40, 10, 128), None),
         ((32, 8, 128), None),
         ((8, 8, 128), None),
-        ((2, 64, 64), None),
+        ((2, 20, 64), None),
+        ((64, 2, 64), None),
     ],
 )
 def test_what_two_readings_allow_is_refused_with_both(tmp_path: Path, k: Shape, q: Shape | None) -> None:
@@ -56,6 +57,11 @@ def test_what_two_readings_allow_is_refused_with_both(tmp_path: Path, k: Shape, 
     assert f"{first} tokens of {second} heads, or {first} heads of {second} tokens" in str(caught.value)
     lead = "b" * (len(k) == 4)
     assert caught.value.hint == f"say --layout {lead}htd or --layout {lead}thd"
+
+
+@pytest.mark.parametrize("shape", [(2, 64, 64), (4, 80, 64), (8, 128, 128), (1, 2, 32, 64)])
+def test_heads_stand_first_where_the_other_reading_is_a_prompt_of_a_few_tokens(tmp_path: Path, shape: Shape) -> None:
+    assert axes(load_dump(saved(tmp_path, layer0_k=shape, layer0_v=shape, layer0_q=shape)))[:2] == shape[-3:-1]
 
 
 @pytest.mark.parametrize("layout", ["htd", "thd"])

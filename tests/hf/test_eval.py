@@ -164,7 +164,7 @@ REFUSALS: list[tuple[tuple[str, ...], int, str]] = [
     (("tiny-llama", "--text", "text.txt", "--chunk", "4000"), 3, "end within the first chunk of 4000"),
     (("tiny-llama", "--text", "text.txt", "-c", "K4"), 2, "K4"),
     (("tiny-llama", "--text", "text.txt", "-c", "K16/V4"), 2, "a compressed cache has 1 to 8 bits a side"),
-    (("tiny-llama", "--text", "text.txt", "--baselines", "int8"), 2, "there are fp8, quanto, hqq, installed and none"),
+    (("tiny-llama", "--text", "text.txt", "--baselines", "int8"), 2, "there are fp8, quanto, installed and none"),
     (("tiny-llama", "--text", "text.txt", "--json-out", "text.txt"), 2, "text.txt"),
     (("absent", "--text", "text.txt", "--offline"), 3, "absent"),
 ]

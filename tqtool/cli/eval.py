@@ -57,7 +57,7 @@ def eval(  # noqa: A001 (the command's name)
     ] = None,
     config: Annotated[str, typer.Option("-c", "--config", help="K/V bits, comma list.")] = "K4/V4,K4/V2",
     baselines: Annotated[
-        str, typer.Option(metavar="LIST", help="fp8, quanto, hqq; installed: those that are; none.")
+        str, typer.Option(metavar="LIST", help="fp8, quanto; installed: those that are; none.")
     ] = "installed",
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each text; the rest is left out.")] = 1024,
     chunk: Annotated[int, typer.Option(min=1, help="Tokens that run through the model at once.")] = 256,

@@ -41,9 +41,10 @@ class Restored:
 
     def stored(self, form: DumpFormat) -> np.dtype[np.generic]:
         """Return the type of its values in a file; NumPy's formats have bfloat16 as 16-bit integers only."""
-        if self.dtype == "bf16" and form != "safetensors":
-            return np.dtype("<u2")
-        return stored_type(self.dtype)
+        if form == "safetensors":
+            return stored_type(self.dtype)
+        dtype = np.dtype("<u2") if self.dtype == "bf16" else stored_type(self.dtype)
+        return dtype.newbyteorder(">") if self.entry.big_endian else dtype
 
     def nbytes(self) -> int:
         """Bytes of its values."""
@@ -171,7 +172,7 @@ def _units(container: Container, each: Restored, target: Store) -> Iterator[Piec
         vectors = max(BLOCK_VALUES // entry.spec.dim, 1)
         boxes = boxes_over(entry.lead, tuple(range(len(entry.lead))), vectors)
         kind = FLOAT_TYPES[each.dtype]
-        bits = target.dtype != kind  # bfloat16 as integers
+        bits = target.dtype.kind == "u"  # bfloat16 as integers
 
         def restore_box(box: Box) -> int:
             with np.errstate(over="ignore"):
@@ -190,7 +191,7 @@ def _units(container: Container, each: Restored, target: Store) -> Iterator[Piec
         yield from (partial(restore_box, box) for box in boxes)
     else:
         tensor = container.tensor(entry.name)
-        source = Store(container.opener, container.header.data + tensor.start, entry.shape, target.dtype)
+        source = Store(container.opener, container.header.data + tensor.start, entry.shape, stored_type(entry.dtype))
 
         def copy_box(box: Box) -> int:
             values = source.read(box)

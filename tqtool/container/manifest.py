@@ -48,6 +48,7 @@ class Compressed:
     spec: CodecSpec
     source_sha256: str | None = None  # of the source's bytes of this tensor; None: not computed
     error: float | None = None  # relative squared error, measured; None: not measured
+    big_endian: bool = False  # the source's byte order, to be restored
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -99,6 +100,7 @@ class Copied:
     name: str
     dtype: str
     shape: tuple[int, ...]
+    big_endian: bool = False  # the source's byte order, to be restored
 
     def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return its type and shape, by name."""
@@ -123,8 +125,9 @@ def file_metadata(entries: Sequence[Entry], source: DumpFormat, metadata: Mappin
 
 def _describe(entry: Entry) -> str:
     """Return the manifest's JSON for an entry, of the same length whatever its late facts."""
+    order = {"byte_order": "big"} if entry.big_endian else {}  # absent in files of little-endian sources
     if isinstance(entry, Copied):
-        return _json({"shape": entry.shape, "dtype": entry.dtype, "copied": True})
+        return _json({"shape": entry.shape, "dtype": entry.dtype, "copied": True} | order)
     spec = entry.spec
     known = {
         "shape": entry.shape,
@@ -138,7 +141,7 @@ def _describe(entry: Entry) -> str:
         "seed": spec.seed,
         "rotation": ROTATION,
         "layout": LAYOUT,
-    }
+    } | order
     # Inside the header the manifest is a string: two quotes become four characters.
     sha256 = "null" + 64 * " " if entry.source_sha256 is None else _json(entry.source_sha256)
     error = "null" if entry.error is None else f"{entry.error:.8e}"
@@ -185,8 +188,9 @@ def _entry(name: str, facts: dict[str, Any]) -> Entry:
     shape, dtype = tuple(_fact(facts, "shape", list)), _fact(facts, "dtype", str)
     if not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"shape is {list(shape)!r}, not a list of sizes")
+    big_endian = "byte_order" in facts and _one_of(facts, "byte_order", ("big",)) == "big"
     if facts.get("copied") is True:
-        return Copied(name, dtype, shape)
+        return Copied(name, dtype, shape, big_endian)
     _one_of(facts, "dtype", tuple(FLOAT_TYPES))
     _one_of(facts, "rotation", (ROTATION,))
     _one_of(facts, "layout", (LAYOUT,))
@@ -207,7 +211,7 @@ def _entry(name: str, facts: dict[str, Any]) -> Entry:
         _one_of(facts, "meta", METAS),
         seed,
     )
-    return Compressed(name, dtype, shape, axis, _one_of(facts, "kind", TENSOR_KINDS), spec, sha256, error)
+    return Compressed(name, dtype, shape, axis, _one_of(facts, "kind", TENSOR_KINDS), spec, sha256, error, big_endian)
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -88,7 +88,12 @@ def choose(file: DataFile, request: Request) -> tuple[tuple[Entry, ArraySource],
             chosen.append((_copied(source), source))
         else:
             axis = source.axes.index(last.axes[-1])
-            chosen.append((Compressed(source.name, source.dtype, source.shape, axis, kind, spec), last))
+            chosen.append(
+                (
+                    Compressed(source.name, source.dtype, source.shape, axis, kind, spec, big_endian=source.big_endian),
+                    last,
+                )
+            )
     if not any(isinstance(entry, Compressed) for entry, _ in chosen) and not request.config:
         shapes = listed([f"{source.name} {source.shape}" for source in arrays])
         raise InputError(
@@ -142,4 +147,4 @@ def _copied(source: ArraySource) -> Copied:
             hint="leave it out: --name picks the arrays to compress",
             path=source.path,
         )
-    return Copied(source.name, source.dtype, source.shape)
+    return Copied(source.name, source.dtype, source.shape, source.big_endian)

@@ -94,6 +94,11 @@ class ArraySource:
         return tuple(self.store.shape[axis] for axis in self.axes)
 
     @property
+    def big_endian(self) -> bool:
+        """Whether the file holds its values most significant byte first."""
+        return self.store.dtype.newbyteorder("<") != self.store.dtype
+
+    @property
     def dim(self) -> int:
         """The length of a vector."""
         return self.shape[-1]

@@ -15,6 +15,7 @@ from tqtool.errors import InputError, UsageError
 LAYOUTS = ("nd", "htd", "thd", "bhtd", "bthd", "lhtd", "lbhtd", "hdt")
 MIN_AXES, MAX_AXES = 2, 6
 MAX_HEADS = 128  # no model has more: a longer axis holds tokens
+FEW_TOKENS = 16  # heads a token: a prompt of at most eight tokens, read tokens first
 
 
 def check_layout(layout: str) -> None:
@@ -58,7 +59,8 @@ def infer_layout(arrays: Mapping[Kind, ArraySource], claims: AttentionClaims, *,
     """Return the layout of a layer's arrays, whose last axis is dim; `InputError`, code `layout`, if two are left.
 
     What decides: the heads that a manifest tells; that query heads are a multiple of KV heads, and queries no more than
-    keys; and that no model has more than `MAX_HEADS` heads. `numbered` says that the names hold a layer number, so
+    keys; that no model has more than `MAX_HEADS` heads; and that caches are kept heads first, where tokens first would
+    leave a token for `FEW_TOKENS` heads or more. `numbered` says that the names hold a layer number, so
     that a fourth axis is the batch and not the layers.
     """
     source = arrays["k"] if "k" in arrays else next(iter(arrays.values()))
@@ -95,6 +97,8 @@ def infer_layout(arrays: Mapping[Kind, ArraySource], claims: AttentionClaims, *,
         return f"{lead}{possible[0]}d"
     first, second = shape[-3:-1]
     heads = _told_heads(readings["ht"], claims)
+    if not heads and second >= FEW_TOKENS * first:
+        return f"{lead}htd"
     told = f"; the manifest says {heads[1]} heads" if heads else ""
     raise InputError(
         f"{source.label}: {shape}: tokens-first or heads-first? {first} tokens of {second} heads, or {first} heads of "

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, HQQQuantizedLayer, QuantoQuantizedLayer
+from transformers.cache_utils import DynamicLayer, QuantoQuantizedLayer
 
 from tqtool.errors import UsageError
 from tqtool.hf.cache import Coding, TurboQuantLayer, coded_cache
@@ -18,8 +18,8 @@ from tqtool.hf.extra import require, version_of
 from tqtool.report.evaluation import Setting
 
 FP8_MOST = float(torch.finfo(torch.float8_e4m3fn).max)
-GROUP = 64  # values that share a scale and a zero in the caches of transformers, 16 bits each
-BASELINES = {"fp8": (), "quanto": ("optimum-quanto",), "hqq": ("hqq",)}  # and the packages that they need
+GROUP = 64  # values that share a scale and a zero in quanto's cache, 16 bits each
+BASELINES = {"fp8": (), "quanto": ("optimum-quanto",)}  # and the packages that they need
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,11 @@ def candidates(config: Any, codings: list[Coding], baselines: list[str]) -> list
         found += [Candidate(str(each.kv), setting, partial(coded_cache, config, each)) for each in ours]
         if "fp8" in baselines:
             found.append(Candidate("fp8", setting, partial(replaced, config, partial(Fp8Layer, ours[0])), 8))
-    for name, layer, axis in (("quanto", QuantoQuantizedLayer, 0), ("hqq", HQQQuantizedLayer, 1)):
-        if name in baselines:
-            require(f"--baselines {name}", *BASELINES[name])
-            rest = {"nbits": 4, "q_group_size": GROUP, "residual_length": max(first.residual_window, 1)}
-            make = partial(layer, **rest, axis_key=axis, axis_value=axis)
-            found.append(Candidate(f"{name} int4", "past-only", partial(replaced, config, make), 4 + 32 / GROUP))
+    if "quanto" in baselines:
+        require("--baselines quanto", *BASELINES["quanto"])
+        rest = {"nbits": 4, "q_group_size": GROUP, "residual_length": max(first.residual_window, 1)}
+        make = partial(QuantoQuantizedLayer, **rest, axis_key=0, axis_value=0)
+        found.append(Candidate("quanto int4", "past-only", partial(replaced, config, make), 4 + 32 / GROUP))
     return found
 
 
