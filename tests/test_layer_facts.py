@@ -22,7 +22,8 @@ from tqtool.codec.codec import decode, encode
 from tqtool.codec.spec import CodecSpec
 from tqtool.dumps.dump import load_dump
 from tqtool.errors import InputError
-from tqtool.report.model import LayerFacts, LayerValues, Report
+from tqtool.report.layer_facts import LayerFacts
+from tqtool.report.model import LayerValues, Report
 from tqtool.report.params import Params
 from tqtool.validation.dataset import Dataset, from_arrays
 from tqtool.validation.dump_data import from_dump

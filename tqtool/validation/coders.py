@@ -15,7 +15,7 @@ from tqtool.codec.sizes import KVConfig, vector_bytes
 from tqtool.codec.spec import CodecSpec
 from tqtool.codec.terms import FLOAT16_BYTES, FLOAT32_BYTES, UNTOUCHED, Law, Meta, ScaleRule, packed_bytes
 from tqtool.dtypes import Float32Array
-from tqtool.report.model import LayerFacts
+from tqtool.report.layer_facts import LayerFacts
 from tqtool.report.params import Params
 from tqtool.validation.dataset import Dataset
 from tqtool.validation.engines import Baseline, VectorFormat, baseline

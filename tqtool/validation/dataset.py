@@ -19,7 +19,7 @@ from tqtool.codec.refusals import refusal
 from tqtool.dtypes import Float32Array
 from tqtool.dumps.inputs import Input
 from tqtool.errors import InputError
-from tqtool.report.model import LayerFacts
+from tqtool.report.layer_facts import LayerFacts
 from tqtool.validation.synthetic import SyntheticSet
 from tqtool.validation.visibility import complete, query_positions
 

@@ -16,7 +16,7 @@ from tqtool.dumps.manifest import WITHOUT_CACHE
 from tqtool.dumps.slots import Span, refuse_empty_slots
 from tqtool.dumps.unread import refuse_unread
 from tqtool.errors import InputError
-from tqtool.report.model import LayerFacts
+from tqtool.report.layer_facts import LayerFacts
 from tqtool.validation.dataset import Arrays, Dataset, as_float32
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from tqtool.codec.terms import FLOAT16_BYTES, FLOAT32_BYTES, Law
 from tqtool.dtypes import Float64Array
 from tqtool.report.aggregate import Clusters, absent, head_means, summarize
-from tqtool.report.model import METRICS, Bucket, LayerFacts, LayerValues, Row, Summary
+from tqtool.report.layer_facts import LayerFacts
+from tqtool.report.model import METRICS, Bucket, LayerValues, Row, Summary
 from tqtool.validation.coders import Configuration, shared_bytes
 from tqtool.validation.dataset import Dataset
 from tqtool.validation.measure import HeadResult, Pair, Plan

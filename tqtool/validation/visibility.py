@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tqtool.attention.plain import sees
 from tqtool.errors import InputError
-from tqtool.report.model import LayerFacts
+from tqtool.report.layer_facts import LayerFacts
 
 Index = NDArray[np.intp]
 

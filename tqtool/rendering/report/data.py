@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from tqtool.escapes import visible
 from tqtool.rendering.report.figures import count, plural, ranges
-from tqtool.report.model import LayerFacts, Source
+from tqtool.report.layer_facts import LayerFacts
+from tqtool.report.model import Source
 
 
 def data_parts(source: Source) -> list[str]:
