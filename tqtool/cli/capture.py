@@ -9,6 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tqtool.cli import output
+from tqtool.cli.options import (
+    DeviceMapOption,
+    DeviceOption,
+    GgufOption,
+    OfflineOption,
+    RemoteCodeOption,
+    RevisionOption,
+    TorchDtypeOption,
+)
 from tqtool.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -66,22 +75,13 @@ def capture(
         Literal["npy", "safetensors"] | None,
         typer.Option("--format", help="Of the files.", show_default="npy; safetensors for bfloat16"),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda:0 …; auto: a GPU if there is one.")] = "auto",
-    torch_dtype: Annotated[
-        Literal["auto", "f32", "f16", "bf16"],
-        typer.Option(help="What the model computes in; auto: as its weights say."),
-    ] = "auto",
-    device_map: Annotated[
-        str | None, typer.Option(metavar="MAP", help="Spread the model by accelerate, as auto.", show_default=False)
-    ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.", show_default=False)] = None,
-    gguf_file: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A GGUF file of the folder or repository.", show_default=False)
-    ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Contact no hub; its local cache serves.")] = False,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that came with the model.")
-    ] = False,
+    device: DeviceOption = "auto",
+    torch_dtype: TorchDtypeOption = "auto",
+    device_map: DeviceMapOption = None,
+    revision: RevisionOption = None,
+    gguf_file: GgufOption = None,
+    offline: OfflineOption = False,
+    trust_remote_code: RemoteCodeOption = False,
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Hold the first chunk's logits against the untouched model's.")
     ] = True,

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tqtool import __version__
 from tqtool.cli import output
 from tqtool.cli.options import (
+    DeviceMapOption,
+    DeviceOption,
     ForceOption,
+    GgufOption,
     HtmlOut,
     JsonOption,
     JsonOut,
     LawOption,
     MarkdownOut,
     MetaOption,
+    OfflineOption,
+    RemoteCodeOption,
+    RevisionOption,
     ScaleRuleOption,
     SeedOption,
+    TorchDtypeOption,
     parse_rules,
 )
 from tqtool.cli.report import Outputs, check_outputs
@@ -71,22 +78,13 @@ def eval(  # noqa: A001 (the command's name)
     scale_rule: ScaleRuleOption = "match",
     meta: MetaOption = "bf16",
     seed: SeedOption = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda:0 …; auto: a GPU if there is one.")] = "auto",
-    torch_dtype: Annotated[
-        Literal["auto", "f32", "f16", "bf16"],
-        typer.Option(help="What the model computes in; auto: as its weights say."),
-    ] = "auto",
-    device_map: Annotated[
-        str | None, typer.Option(metavar="MAP", help="Spread the model by accelerate, as auto.", show_default=False)
-    ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.", show_default=False)] = None,
-    gguf_file: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A GGUF file of the folder or repository.", show_default=False)
-    ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Contact no hub; its local cache serves.")] = False,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that came with the model.")
-    ] = False,
+    device: DeviceOption = "auto",
+    torch_dtype: TorchDtypeOption = "auto",
+    device_map: DeviceMapOption = None,
+    revision: RevisionOption = None,
+    gguf_file: GgufOption = None,
+    offline: OfflineOption = False,
+    trust_remote_code: RemoteCodeOption = False,
     json_out: JsonOut = None,
     markdown_out: MarkdownOut = None,
     html_out: HtmlOut = None,

@@ -66,6 +66,22 @@ MetaOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the rotation's signs.")]
 
+# Of the model that `capture` and `eval` load.
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda:0 …; auto: a GPU if there is one.")]
+TorchDtypeOption = Annotated[
+    Literal["auto", "f32", "f16", "bf16"],
+    typer.Option(help="What the model computes in; auto: as its weights say."),
+]
+DeviceMapOption = Annotated[
+    str | None, typer.Option(metavar="MAP", help="Spread the model by accelerate, as auto.", show_default=False)
+]
+RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.", show_default=False)]
+GgufOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A GGUF file of the folder or repository.", show_default=False)
+]
+OfflineOption = Annotated[bool, typer.Option("--offline", help="Contact no hub; its local cache serves.")]
+RemoteCodeOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that came with the model.")]
+
 FormatOption = Annotated[
     ReportFormat, typer.Option("--format", help="What to print: auto is a table on a terminal, plain text off one.")
 ]
